@@ -1,0 +1,115 @@
+"""What the gateway must know of an engine, as one protocol; nothing here does I/O.
+
+Outside this package no engine is known by name: probes ask `paths` and hand the answers to `read`,
+the relay hands refusals to `refusal`. Facts are those of the engines' sources and of recorded answers.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from policies.service_model import ServiceModel
+
+COMPLETIONS = "/v1/completions"
+CHAT = "/v1/chat/completions"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One HTTP answer of an engine to a probe or a request."""
+
+    status: int
+    headers: Mapping[str, str]  # lower-case names
+    body: bytes
+
+    def json(self) -> Any:
+        """The body as JSON, or None: engines behind a proxy also answer HTML."""
+        try:
+            return json.loads(self.body)
+        except (ValueError, RecursionError):
+            return None
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a probe learnt. None: the engine does not say."""
+
+    loading: bool = False  # it answers, but cannot serve yet
+    slots: int | None = None
+    context_tokens: int | None = None  # per slot
+    models: tuple[str, ...] | None = None
+    busy: int | None = None  # requests it works on or holds back, ours included
+    started: str | None = None  # changes when the engine restarts
+
+
+@dataclass(frozen=True, slots=True)
+class Overlength:
+    """The engine refused a prompt as longer than its context."""
+
+    prompt_tokens: int | None
+    limit_tokens: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Overload:
+    """The engine refused for now; nothing was started."""
+
+    pause_seconds: float | None  # its Retry-After
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The engine failed; it may have begun."""
+
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """An answer about the request itself, which the client gets as it is."""
+
+
+Refusal = Overlength | Overload | Failed | Passed
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """A request that counts a prompt's tokens with the engine's own tokenizer."""
+
+    path: str
+    body: bytes
+
+
+class Engine(Protocol):
+    """One kind of engine."""
+
+    name: str
+    paths: tuple[str, ...]  # what a probe asks, in this order
+    routes: frozenset[str]  # client routes it serves natively
+    streams_always: bool  # a non-streaming request can only be cancelled if it streams upstream
+    reuses_connections: bool
+    cancel_seconds: float  # after our close it has surely stopped by then
+    service: ServiceModel  # priors until its rates are learnt
+
+    def recognises(self, answers: Mapping[str, Answer]) -> bool:
+        """Whether these answers to `paths` can only be this engine's."""
+        ...
+
+    def read(self, answers: Mapping[str, Answer]) -> Report:
+        """What the answers say; paths without an answer are missing."""
+        ...
+
+    def refusal(self, answer: Answer) -> Refusal:
+        """What an answer that is not 2xx means."""
+        ...
+
+    def count(self, route: str, body: bytes) -> Count | None:
+        """How to count the tokens of this request's prompt; None: the engine cannot."""
+        ...
+
+    def counted(self, answer: Answer) -> int | None:
+        """The count in the answer to `count`."""
+        ...

@@ -1,0 +1,38 @@
+"""When a backend that fails is left alone, for how long, and how it comes back.
+
+Statistical outlier rules need more hosts and requests than a fleet of two to six engines has, so
+only failures in a row count. The pause grows from 30 s to 300 s; after it exactly one request tries.
+Client errors and overload answers are not failures.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+FAILURES_IN_A_ROW = 3
+PAUSE_SECONDS = 30.0
+PAUSE_SECONDS_MAX = 300.0
+
+
+@dataclass(slots=True)
+class Ejection:
+    """Failures of one backend."""
+
+    failures: int = 0
+    ejections: int = 0  # since the last success
+    until: float = 0.0
+
+    def failed(self, now: float, *, trial: bool = False) -> bool:
+        """Count a failure; True if the backend is to be ejected (until `self.until`)."""
+        self.failures += 1
+        if not trial and self.failures < FAILURES_IN_A_ROW:
+            return False
+        self.ejections += 1
+        self.until = now + min(PAUSE_SECONDS * self.ejections, PAUSE_SECONDS_MAX)
+        return True
+
+    def succeeded(self) -> None:
+        """A request got its first token: the record is clean again."""
+        self.failures = 0
+        self.ejections = 0
+        self.until = 0.0

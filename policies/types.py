@@ -1,0 +1,175 @@
+"""The nouns of admission: a call that asks for a slot, a backend that has some, a lease that holds one.
+
+Everything is a frozen value except `Backend`, the one record that changes, and only `Admission` changes it.
+Times are seconds on the caller's monotonic clock, durations seconds, sizes tokens unless a name says bytes.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from policies.ejection import Ejection
+from policies.prefix import Link, PrefixShadow
+from policies.service_model import ServiceModel
+
+
+class Priority(enum.IntEnum):
+    """The class of a call; the lower value goes first."""
+
+    INTERACTIVE = 0
+    AGENT = 1
+    BATCH = 2
+
+    @property
+    def label(self) -> str:
+        """The name that clients send and metrics carry."""
+        return self.name.lower()
+
+
+class State(enum.StrEnum):
+    """What a backend is up to. Only `READY` takes calls; `EJECTED` takes one when its pause is over."""
+
+    STARTING = "starting"
+    WARMING = "warming"
+    READY = "ready"
+    DRAINING = "draining"
+    DRAINED = "drained"
+    EJECTED = "ejected"
+    DOWN = "down"
+
+
+class Source(enum.StrEnum):
+    """Where a backend's number of slots comes from."""
+
+    CONFIGURED = "configured"
+    REPORTED = "reported"
+    LEARNT = "learnt"
+    ASSUMED = "assumed"
+
+
+class Reason(enum.StrEnum):
+    """Why a call does not start on a backend now."""
+
+    NOT_READY = "not_ready"
+    PAUSED = "paused"
+    CONTEXT = "context"
+    SLOTS = "slots"
+    GATE = "prefill_gate"
+    RESERVE = "interactive_reserve"
+
+
+class Refusal(enum.StrEnum):
+    """Why a call will not start at all. The values are the error codes that clients read."""
+
+    MODEL_NOT_FOUND = "model_not_found"
+    CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
+    QUEUE_FULL = "queue_full"
+    WAIT_TOO_LONG = "wait_too_long"
+    NO_BACKEND_READY = "no_backend_ready"
+    SHUTTING_DOWN = "shutting_down"
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A request as far as scheduling is concerned; it never holds prompt text."""
+
+    id: str
+    model: str
+    route: str
+    priority: Priority
+    agent: str
+    arrived: float
+    prompt_tokens: int
+    prompt_counted: bool = False  # by the engine's own tokenizer; else estimated
+    output_tokens_max: int | None = None
+    chain: tuple[Link, ...] = ()  # message-hash chain of the prompt; its last link ends the prompt
+    body_bytes: int = 0
+    start_by: float | None = None  # a client that cannot wait longer than this
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A slot of one backend, held by one call, with what was predicted when it was taken."""
+
+    call: Call
+    backend: str
+    granted: float
+    cached_tokens: int
+    prefill_seconds: float
+    cost_seconds: float
+    long: bool  # its prefill counts for the prefill gate
+    trial: bool = False  # the one request that a half-open backend gets
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """Decision: this call starts now, on this backend."""
+
+    lease: Lease
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """Decision: this call will not start."""
+
+    call: Call
+    refusal: Refusal
+    retry_after_seconds: float | None = None
+    limit_tokens: int | None = None  # the largest context, for CONTEXT_LENGTH_EXCEEDED
+    models: tuple[str, ...] = ()  # those that exist, for MODEL_NOT_FOUND
+
+
+Decision = Granted | Rejected
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The operator's bounds on queue and routing; meaning and defaults as in the configuration."""
+
+    waiting_max: int = 1024
+    waiting_bytes_max: int = 268_435_456
+    wait_seconds_max: float = 900.0
+    unavailable_grace_seconds: float = 60.0
+    prefill_gate_seconds: float = 1.0
+    long_prefills_per_backend: int = 1
+    interactive_reserve_slots: int = 1
+
+
+@dataclass(slots=True, eq=False)
+class Backend:
+    """One running engine at one URL, as admission sees it."""
+
+    name: str
+    service: ServiceModel
+    shadow: PrefixShadow
+    ejection: Ejection = field(default_factory=Ejection)
+    state: State = State.STARTING
+    why: str = ""  # the state's reason, for people
+    since: float = 0.0
+    slots: int = 1
+    slots_source: Source = Source.ASSUMED
+    context_tokens: int | None = None  # per slot; None: nobody knows
+    models: frozenset[str] | None = None  # None: not known yet
+    routes: frozenset[str] = frozenset()
+    backup: bool = False
+    foreign: int = 0  # requests at the engine that are not ours
+    paused_until: float = 0.0
+    last_grant: int = 0  # serial number, so that ties rotate
+    leases: dict[str, Lease] = field(default_factory=dict)  # by call id, leaving ones included
+    leaving: set[str] = field(default_factory=set)  # the client left, the engine may still be at it
+    prefilling: set[str] = field(default_factory=set)  # granted, no first token yet
+
+    @property
+    def free(self) -> int:
+        """Slots that a call could take now; 0 while the engine holds more than it has."""
+        return max(0, self.slots - len(self.leases) - self.foreign)
+
+    @property
+    def long_prefills(self) -> int:
+        """Long prefills in progress."""
+        return sum(self.leases[id].long for id in self.prefilling)
+
+    def serves(self, call: Call) -> bool:
+        """Whether the call's model is, or may turn out to be, served here."""
+        return (self.models is None or call.model in self.models) and call.route in self.routes
