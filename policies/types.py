@@ -120,7 +120,16 @@ class Rejected:
     models: tuple[str, ...] = ()  # those that exist, for MODEL_NOT_FOUND
 
 
-Decision = Granted | Rejected
+@dataclass(frozen=True, slots=True)
+class StateChanged:
+    """Decision: a backend is in another state from now on."""
+
+    backend: str
+    state: State
+    why: str
+
+
+Decision = Granted | Rejected | StateChanged
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +161,6 @@ class Backend:
     context_tokens: int | None = None  # per slot; None: nobody knows
     models: frozenset[str] | None = None  # None: not known yet
     routes: frozenset[str] = frozenset()
-    backup: bool = False
     foreign: int = 0  # requests at the engine that are not ours
     paused_until: float = 0.0
     last_grant: int = 0  # serial number, so that ties rotate
@@ -166,9 +174,19 @@ class Backend:
         return max(0, self.slots - len(self.leases) - self.foreign)
 
     @property
+    def in_use(self) -> int:
+        """Slots that run a request of a client who is still there."""
+        return len(self.leases) - len(self.leaving)
+
+    @property
     def long_prefills(self) -> int:
         """Long prefills in progress."""
         return sum(self.leases[id].long for id in self.prefilling)
+
+    @property
+    def half_open(self) -> bool:
+        """Ejected, but a single request may try it."""
+        return self.state is State.EJECTED and not any(lease.trial for lease in self.leases.values())
 
     def serves(self, call: Call) -> bool:
         """Whether the call's model is, or may turn out to be, served here."""

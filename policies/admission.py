@@ -1,0 +1,378 @@
+"""The state machine of admission: events go in, decisions come out.
+
+Every method is synchronous and returns the decisions that its event caused. Choosing a backend and
+taking its slot is one step, so two calls can never pass on the same free slot. The giver records a
+grant before the waiter hears of it; `finish` is total, so a caller that was cancelled at that very
+instant gives the slot back by the same call that it makes in any case.
+
+A call is in exactly one place: waiting, or holding one lease, or forgotten.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from policies import filters, order
+from policies.cost import Cost, cost
+from policies.types import (
+    Backend,
+    Call,
+    Decision,
+    Granted,
+    Lease,
+    Limits,
+    Priority,
+    Reason,
+    Refusal,
+    Rejected,
+    Source,
+    State,
+    StateChanged,
+)
+
+INTERACTIVE_SEEN_SECONDS = 60.0  # the reserve is kept this long after an interactive call
+UNAVAILABLE = (State.DOWN, State.EJECTED)
+RELEASE_WEIGHT = 0.2  # of the newest interval between two releases
+
+
+@dataclass(slots=True, eq=False)
+class Waiting:
+    """A call in the queue."""
+
+    call: Call
+    why: dict[str, Reason] = field(default_factory=dict)  # by backend, at the last look
+    unavailable_since: float | None = None  # all backends of its model are down or ejected
+
+
+class Admission:
+    """All backends, all leases, the one queue."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.backends: dict[str, Backend] = {}
+        self.gate_waits: Counter[str] = Counter()  # by backend
+        self.ejections: Counter[tuple[str, str]] = Counter()  # by backend and reason
+        self._waiting: dict[str, Waiting] = {}  # by call id
+        self._waiting_bytes = 0
+        self._leases: dict[str, Lease] = {}  # by call id
+        self._grants = 0
+        self._closed = False
+        self._interactive_at: float | None = None
+        self._released_at: float | None = None
+        self._release_seconds: float | None = None  # between two releases while calls wait
+
+    # -- calls ----------------------------------------------------------------------------------
+
+    def submit(self, call: Call, now: float) -> list[Decision]:
+        """A call arrives: it starts, waits or is rejected."""
+        assert call.id not in self._waiting and call.id not in self._leases
+        if rejected := self._rejected_at_once(call):
+            return [rejected]
+        if call.priority is Priority.INTERACTIVE:
+            self._interactive_at = now
+        self._enqueue(Waiting(call))
+        decisions = self._dispatch(now)
+        if call.id in self._waiting and (rejected := self._over_bounds(call, now)):
+            self._dequeue(call.id)
+            decisions.append(rejected)
+        return decisions
+
+    def first_token(self, id: str, now: float) -> list[Decision]:
+        """The engine produced something: its prefill is over and it works."""
+        lease = self._leases.get(id)
+        if lease is None:
+            return []
+        backend = self.backends[lease.backend]
+        backend.prefilling.discard(id)
+        backend.ejection.succeeded()
+        decisions: list[Decision] = []
+        if lease.trial and backend.state is State.EJECTED:
+            decisions += self._enter(backend, State.READY, "", now)
+        return decisions + self._dispatch(now)
+
+    def not_started(self, id: str, now: float, pause_seconds: float = 0.0) -> list[Decision]:
+        """The engine provably did not begin: the call returns to its place in the queue, the
+        backend is left alone for a while."""
+        lease = self._leases.get(id)
+        if lease is None:
+            return []
+        backend = self.backends[lease.backend]
+        backend.paused_until = max(backend.paused_until, now + pause_seconds)
+        decisions = self._release(lease, now)
+        self._enqueue(Waiting(lease.call))
+        return decisions + self._dispatch(now)
+
+    def leave(self, id: str, now: float) -> list[Decision]:
+        """The client left. A waiting call is forgotten; a running one holds its slot until
+        `finish`, since a closed connection is not yet a free slot."""
+        lease = self._leases.get(id)
+        if lease is None:
+            return self.finish(id, now)
+        self.backends[lease.backend].leaving.add(id)
+        return []
+
+    def finish(self, id: str, now: float) -> list[Decision]:
+        """The call is over, whatever it was: queued, running, leaving or long gone."""
+        if id in self._waiting:
+            self._dequeue(id)
+            return []
+        lease = self._leases.get(id)
+        if lease is None:
+            return []
+        return self._release(lease, now) + self._dispatch(now)
+
+    def tick(self, now: float) -> list[Decision]:
+        """Time passed: pauses end, waits become too long."""
+        decisions = self._dispatch(now)
+        for waiting in list(self._waiting.values()):
+            if rejected := self._overdue(waiting, now):
+                self._dequeue(waiting.call.id)
+                decisions.append(rejected)
+        return decisions
+
+    def close(self, now: float) -> list[Decision]:
+        """No new calls from now on; those that wait or run go on."""
+        self._closed = True
+        return []
+
+    # -- backends -------------------------------------------------------------------------------
+
+    def add(self, backend: Backend, now: float) -> list[Decision]:
+        """A backend joins the fleet."""
+        assert backend.name not in self.backends
+        backend.since = now
+        self.backends[backend.name] = backend
+        return self._dispatch(now)
+
+    def remove(self, name: str) -> None:
+        """A drained backend leaves the fleet."""
+        assert not self.backends[name].leases
+        del self.backends[name]
+
+    def set_state(self, name: str, state: State, now: float, why: str = "") -> list[Decision]:
+        """Probe, operator or warm-up say what a backend is up to."""
+        backend = self.backends[name]
+        if state is State.DRAINING and not backend.leases:
+            state = State.DRAINED
+        return self._enter(backend, state, why, now) + self._dispatch(now)
+
+    def resize(
+        self, name: str, now: float, *, slots: int, source: Source, context_tokens: int | None
+    ) -> list[Decision]:
+        """The engine's slots or context are known, or known better. Fewer slots than are in use
+        take effect as requests end."""
+        backend = self.backends[name]
+        backend.slots, backend.slots_source, backend.context_tokens = slots, source, context_tokens
+        backend.shadow.sequences_max = slots
+        return self._dispatch(now)
+
+    def serve_models(self, name: str, models: Iterable[str], now: float) -> list[Decision]:
+        """The engine told which models it serves."""
+        self.backends[name].models = frozenset(models)
+        return self._dispatch(now)
+
+    def observe(self, name: str, foreign: int, now: float) -> list[Decision]:
+        """The engine also works on this many requests that are not ours."""
+        self.backends[name].foreign = foreign
+        return self._dispatch(now)
+
+    def failed(self, name: str, now: float, reason: str, *, trial: bool = False) -> list[Decision]:
+        """A request failed by the engine's fault."""
+        backend = self.backends.get(name)
+        if backend is None or not backend.ejection.failed(now, trial=trial):
+            return []
+        if backend.state not in (State.READY, State.EJECTED):
+            return []
+        self.ejections[name, reason] += 1
+        return self._enter(backend, State.EJECTED, reason, now)
+
+    def answered(self, name: str, now: float) -> list[Decision]:
+        """A probe succeeded. A model's last backend need not wait for its pause to end: one
+        request tries it now."""
+        backend = self.backends[name]
+        if backend.state is not State.EJECTED or self._others_ready(backend):
+            return []
+        backend.ejection.until = min(backend.ejection.until, now)
+        return self._dispatch(now)
+
+    def restarted(self, name: str) -> None:
+        """The engine is a new process: its cache is empty, its failures are the old one's."""
+        self.backends[name].shadow.clear()
+        self.backends[name].ejection.succeeded()
+
+    # -- what people and metrics look at ----------------------------------------------------------
+
+    def waiting(self, now: float) -> list[Waiting]:
+        """The queue in its order."""
+        calls = order.ordered((waiting.call for waiting in self._waiting.values()), now)
+        return [self._waiting[call.id] for call in calls]
+
+    def lease(self, id: str) -> Lease | None:
+        """The slot that this call holds."""
+        return self._leases.get(id)
+
+    def queue_lengths(self) -> Counter[Priority]:
+        """Waiting calls by class."""
+        return Counter(waiting.call.priority for waiting in self._waiting.values())
+
+    def has_ready(self, call: Call) -> bool:
+        """Whether a backend of this call's model is ready, be its slots full."""
+        return any(b.state is State.READY and b.serves(call) for b in self.backends.values())
+
+    def predicted_wait(self, position: int) -> float | None:
+        """Seconds until the call at this place of the queue starts; None until releases were seen."""
+        return None if self._release_seconds is None else (position + 1) * self._release_seconds
+
+    def models(self) -> tuple[str, ...]:
+        """All models that some backend serves."""
+        return tuple(sorted({model for b in self.backends.values() for model in b.models or ()}))
+
+    # -- inside -----------------------------------------------------------------------------------
+
+    def _dispatch(self, now: float) -> list[Decision]:
+        """Start every waiting call that can start, in order."""
+        if not self._waiting:
+            return []
+        decisions: list[Decision] = []
+        for call in order.ordered([waiting.call for waiting in self._waiting.values()], now):
+            if not any(b.free for b in self.backends.values()):
+                break
+            decision = self._place(self._waiting[call.id], now)
+            if decision is not None:
+                decisions.append(decision)
+        return decisions
+
+    def _place(self, waiting: Waiting, now: float) -> Granted | Rejected | None:
+        """The cheapest backend that can take the call now; ties go to the one granted longest ago."""
+        call = waiting.call
+        backends = [b for b in self.backends.values() if b.serves(call)]
+        fitting = filters.fitting(call, backends)
+        if backends and not fitting:  # an engine came back with a smaller context
+            self._dequeue(call.id)
+            return self._too_long(call, backends)
+        best: tuple[float, int, Backend, Cost] | None = None
+        for backend in fitting:
+            price = cost(call, backend)
+            reason = self._blocked(call, backend, price, now)
+            if reason is not None:
+                if reason is Reason.GATE and waiting.why.get(backend.name) is not Reason.GATE:
+                    self.gate_waits[backend.name] += 1
+                waiting.why[backend.name] = reason
+            elif best is None or (price.seconds, backend.last_grant) < best[:2]:
+                best = (price.seconds, backend.last_grant, backend, price)
+        if best is None:
+            return None
+        return Granted(self._grant(call, best[2], best[3], now))
+
+    def _blocked(self, call: Call, backend: Backend, price: Cost, now: float) -> Reason | None:
+        seen = self._interactive_at is not None and now - self._interactive_at <= INTERACTIVE_SEEN_SECONDS
+        long = self._long(price)
+        return filters.blocked(call, backend, self.limits, now, long=long, interactive_seen=seen)
+
+    def _long(self, price: Cost) -> bool:
+        return price.prefill_seconds > self.limits.prefill_gate_seconds
+
+    def _grant(self, call: Call, backend: Backend, price: Cost, now: float) -> Lease:
+        assert backend.free > 0
+        self._dequeue(call.id)
+        self._grants += 1
+        lease = Lease(
+            call=call,
+            backend=backend.name,
+            granted=now,
+            cached_tokens=price.cached_tokens,
+            prefill_seconds=price.prefill_seconds,
+            cost_seconds=price.seconds,
+            long=self._long(price),
+            trial=backend.state is State.EJECTED,
+        )
+        self._leases[call.id] = backend.leases[call.id] = lease
+        backend.prefilling.add(call.id)
+        backend.last_grant = self._grants
+        backend.shadow.book(call.chain)
+        return lease
+
+    def _release(self, lease: Lease, now: float) -> list[Decision]:
+        id = lease.call.id
+        backend = self.backends[lease.backend]
+        del self._leases[id], backend.leases[id]
+        backend.leaving.discard(id)
+        backend.prefilling.discard(id)
+        self._measure_release(now)
+        if backend.state is State.DRAINING and not backend.leases:
+            return self._enter(backend, State.DRAINED, backend.why, now)
+        return []
+
+    def _measure_release(self, now: float) -> None:
+        if self._waiting and self._released_at is not None:
+            seconds = now - self._released_at
+            known = self._release_seconds
+            self._release_seconds = seconds if known is None else known + RELEASE_WEIGHT * (seconds - known)
+        self._released_at = now
+
+    def _enter(self, backend: Backend, state: State, why: str, now: float) -> list[Decision]:
+        if backend.state is state and backend.why == why:
+            return []
+        if backend.state is not state:
+            backend.since = now
+        backend.state, backend.why = state, why
+        return [StateChanged(backend.name, state, why)]
+
+    def _others_ready(self, backend: Backend) -> bool:
+        """Whether each model of this backend has another one that is ready."""
+        ready = [b for b in self.backends.values() if b is not backend and b.state is State.READY]
+        return all(any(model in (b.models or ()) for b in ready) for model in backend.models or ())
+
+    def _enqueue(self, waiting: Waiting) -> None:
+        self._waiting[waiting.call.id] = waiting
+        self._waiting_bytes += waiting.call.body_bytes
+
+    def _dequeue(self, id: str) -> None:
+        self._waiting_bytes -= self._waiting.pop(id).call.body_bytes
+
+    # -- rejections -------------------------------------------------------------------------------
+
+    def _rejected_at_once(self, call: Call) -> Rejected | None:
+        if self._closed:
+            return Rejected(call, Refusal.SHUTTING_DOWN)
+        backends = [b for b in self.backends.values() if b.serves(call)]
+        if not backends:
+            return Rejected(call, Refusal.MODEL_NOT_FOUND, models=self.models())
+        if not filters.fitting(call, backends):
+            return self._too_long(call, backends)
+        return None
+
+    def _over_bounds(self, call: Call, now: float) -> Rejected | None:
+        """A call that found no slot and no room to wait, or that cannot wait as long as it must."""
+        if (
+            len(self._waiting) > self.limits.waiting_max
+            or self._waiting_bytes > self.limits.waiting_bytes_max
+        ):
+            return Rejected(call, Refusal.QUEUE_FULL, self.predicted_wait(0))
+        position = sum(order.rank(w.call, now) < order.rank(call, now) for w in self._waiting.values())
+        wait = self.predicted_wait(position)
+        if call.start_by is not None and wait is not None and now + wait > call.start_by:
+            return Rejected(call, Refusal.WAIT_TOO_LONG, wait)
+        return None
+
+    def _overdue(self, waiting: Waiting, now: float) -> Rejected | None:
+        call = waiting.call
+        latest = call.arrived + self.limits.wait_seconds_max
+        if call.start_by is not None:
+            latest = min(latest, call.start_by)
+        if now >= latest:
+            return Rejected(call, Refusal.WAIT_TOO_LONG, self.predicted_wait(len(self._waiting)))
+        backends = [b for b in self.backends.values() if b.serves(call)]
+        if any(b.state not in UNAVAILABLE for b in backends):
+            waiting.unavailable_since = None
+        elif waiting.unavailable_since is None:
+            waiting.unavailable_since = now
+        elif now - waiting.unavailable_since >= self.limits.unavailable_grace_seconds:
+            return Rejected(call, Refusal.NO_BACKEND_READY, 5.0)
+        return None
+
+    def _too_long(self, call: Call, backends: Sequence[Backend]) -> Rejected:
+        limit = filters.largest_context(backends)
+        return Rejected(call, Refusal.CONTEXT_LENGTH_EXCEEDED, limit_tokens=limit)

@@ -1,0 +1,47 @@
+"""What a call costs on a backend, in seconds: the one currency that holds across unlike engines."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from policies.types import Backend, Call
+
+OUTPUT_TOKENS_MEDIAN = 256  # of a class, until its outputs are learnt
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """A call's predicted seconds on one backend, were it to start now."""
+
+    cached_tokens: int
+    prefill_seconds: float
+    decode_seconds: float
+
+    @property
+    def seconds(self) -> float:
+        """Everything together."""
+        return self.prefill_seconds + self.decode_seconds
+
+
+def cost(call: Call, backend: Backend) -> Cost:
+    """Prefill of what is not cached there, and decode at the batch that results."""
+    cached = cached_tokens(call, backend)
+    output = min(call.output_tokens_max or OUTPUT_TOKENS_MEDIAN, OUTPUT_TOKENS_MEDIAN)
+    return Cost(
+        cached_tokens=cached,
+        prefill_seconds=backend.service.prefill_seconds(call.prompt_tokens - cached),
+        decode_seconds=backend.service.decode_seconds(output, len(backend.leases) + backend.foreign + 1),
+    )
+
+
+def cached_tokens(call: Call, backend: Backend) -> int:
+    """Tokens of the prompt that the backend's cache probably holds.
+
+    Bytes of the shared links, taken as the same share of the tokens; the last token is always
+    computed, since the engine needs its logits.
+    """
+    if not call.chain:
+        return 0
+    whole = call.chain[-1].end_bytes
+    matched = backend.shadow.matched_bytes(call.chain)
+    return min(call.prompt_tokens - 1, call.prompt_tokens * matched // whole) if whole else 0

@@ -1,0 +1,60 @@
+"""May a call start on a backend now, and if not, why not.
+
+The room for an answer is never reserved by `max_tokens`: agents send 65,536 on every call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from policies.types import Backend, Call, Limits, Priority, Reason, State
+
+OUTPUT_TOKENS_P90 = 2048  # of a class, until its outputs are learnt
+ESTIMATE_LOW = 0.7  # an estimate from bytes may be this far too high; only engines refuse what lies between
+
+
+def fitting(call: Call, backends: Sequence[Backend]) -> Sequence[Backend]:
+    """The backends whose slots hold this call.
+
+    Those that hold the prompt and a usual answer; if there is none, those with the largest context,
+    provided that it holds the prompt; empty if not. An unknown context holds everything.
+    """
+    if len(backends) == 1 and backends[0].context_tokens is None:
+        return backends
+    room = call.prompt_tokens + min(call.output_tokens_max or OUTPUT_TOKENS_P90, OUTPUT_TOKENS_P90)
+    fits = [b for b in backends if b.context_tokens is None or room <= b.context_tokens]
+    if fits:
+        return fits
+    largest = largest_context(backends)
+    least = call.prompt_tokens if call.prompt_counted else int(call.prompt_tokens * ESTIMATE_LOW)
+    if largest is None or least >= largest:  # a prompt that fills the context leaves no room for a token
+        return []
+    return [b for b in backends if b.context_tokens == largest]
+
+
+def largest_context(backends: Sequence[Backend]) -> int | None:
+    """The largest known context per slot, in tokens."""
+    return max((b.context_tokens for b in backends if b.context_tokens is not None), default=None)
+
+
+def blocked(
+    call: Call, backend: Backend, limits: Limits, now: float, *, long: bool, interactive_seen: bool
+) -> Reason | None:
+    """Why `call` cannot start on `backend` now; None if it can.
+
+    `long`: its uncached prefill is over the gate. `interactive_seen`: interactive calls came lately.
+    """
+    if backend.state is not State.READY and not (backend.half_open and now >= backend.ejection.until):
+        return Reason.NOT_READY
+    if now < backend.paused_until:
+        return Reason.PAUSED
+    free = backend.free
+    if not free:
+        return Reason.SLOTS
+    if long and backend.long_prefills >= limits.long_prefills_per_backend:
+        return Reason.GATE
+    # With two slots a reserve would halve the backend, so it starts above two.
+    reserved = limits.interactive_reserve_slots if interactive_seen and backend.slots > 2 else 0
+    if call.priority is not Priority.INTERACTIVE and free <= reserved:
+        return Reason.RESERVE
+    return None
