@@ -1,0 +1,136 @@
+"""The asyncio face of Admission: calls wait here, decisions wake them.
+
+State first, then effects: Admission has recorded a grant before the waiter's future resolves. A waiter
+that is cancelled at that very instant gives the slot back by the same `finish` that it calls anyway.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from types import TracebackType
+
+from gateway import errors
+from policies.admission import Admission
+from policies.types import Call, Decision, Granted, Lease, Refusal, Rejected, StateChanged
+
+TICK_SECONDS = 0.25
+
+
+class Slot:
+    """One call's place: in the queue until `async with` is entered, then at a backend until it ends."""
+
+    __slots__ = ("_dispatcher", "call", "lease", "stopping")
+
+    lease: Lease
+
+    def __init__(self, dispatcher: Dispatcher, call: Call) -> None:
+        self._dispatcher = dispatcher
+        self.call = call
+        self.stopping: asyncio.Future[None] | None = None  # resolves when the engine has stopped
+
+    async def __aenter__(self) -> Slot:
+        dispatcher = self._dispatcher
+        try:
+            self.lease = await dispatcher.granted(
+                self.call.id, dispatcher.admission.submit(self.call, dispatcher.clock())
+            )
+        except BaseException:
+            dispatcher.finish(self.call.id)
+            raise
+        return self
+
+    async def again(self, pause_seconds: float) -> None:
+        """The engine did not begin: wait in the old place for any backend, for this one after a pause."""
+        dispatcher = self._dispatcher
+        self.lease = await dispatcher.granted(
+            self.call.id, dispatcher.admission.not_started(self.call.id, dispatcher.clock(), pause_seconds)
+        )
+
+    def first_token(self) -> None:
+        """The engine's prefill is over."""
+        dispatcher = self._dispatcher
+        dispatcher.apply(dispatcher.admission.first_token(self.call.id, dispatcher.clock()))
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        if self.stopping is None or self.stopping.done():
+            self._dispatcher.finish(self.call.id)
+        else:
+            self._dispatcher.leave(self.call.id, self.stopping)
+
+
+class Dispatcher:
+    """Waiters by call id, and the ticks of a clock."""
+
+    def __init__(self, admission: Admission, clock: Callable[[], float]) -> None:
+        self.admission = admission
+        self.clock = clock
+        self.state_changed: list[Callable[[StateChanged], None]] = []
+        self._waiters: dict[str, asyncio.Future[Lease]] = {}
+
+    def slot(self, call: Call) -> Slot:
+        """A slot for this call: `async with dispatcher.slot(call) as slot`. Entering raises the
+        `GatewayError` of a refusal."""
+        return Slot(self, call)
+
+    def granted(self, id: str, decisions: list[Decision]) -> asyncio.Future[Lease]:
+        """The lease of a call that was just handed to Admission, as a future."""
+        future = self._waiters[id] = asyncio.get_running_loop().create_future()
+        self.apply(decisions)
+        return future
+
+    def apply(self, decisions: list[Decision]) -> None:
+        """Tell those concerned what Admission decided."""
+        for decision in decisions:
+            match decision:
+                case Granted(lease):
+                    future = self._waiters.pop(lease.call.id, None)
+                    if future is not None and not future.done():
+                        future.set_result(lease)
+                case Rejected(call):
+                    future = self._waiters.pop(call.id, None)
+                    if future is not None and not future.done():
+                        future.set_exception(refusal(decision))
+                        future.exception()  # read once: a waiter cancelled just now will not
+                case StateChanged():
+                    for listener in self.state_changed:
+                        listener(decision)
+
+    def leave(self, id: str, stopping: asyncio.Future[None]) -> None:
+        """The client left: the slot stays taken until the engine has stopped."""
+        self.apply(self.admission.leave(id, self.clock()))
+        stopping.add_done_callback(lambda _: self.finish(id))
+
+    def finish(self, id: str) -> None:
+        """The call is over, wherever it was."""
+        self._waiters.pop(id, None)
+        self.apply(self.admission.finish(id, self.clock()))
+
+    async def run(self) -> None:
+        """Tick until cancelled."""
+        while True:
+            await asyncio.sleep(TICK_SECONDS)
+            self.apply(self.admission.tick(self.clock()))
+
+
+def refusal(rejected: Rejected) -> errors.GatewayError:
+    """The error that a client gets for a rejection."""
+    call, after = rejected.call, rejected.retry_after_seconds
+    match rejected.refusal:
+        case Refusal.MODEL_NOT_FOUND:
+            return errors.ModelNotFound(call.model, rejected.models)
+        case Refusal.CONTEXT_LENGTH_EXCEEDED:
+            assert rejected.limit_tokens is not None
+            return errors.ContextLengthExceeded(
+                call.prompt_tokens, rejected.limit_tokens, counted=call.prompt_counted
+            )
+        case Refusal.QUEUE_FULL:
+            return errors.QueueFull(after or 1.0)
+        case Refusal.WAIT_TOO_LONG:
+            return errors.WaitTooLong(after or 1.0)
+        case Refusal.NO_BACKEND_READY:
+            return errors.NoBackendReady(after)
+        case Refusal.SHUTTING_DOWN:
+            return errors.ShuttingDown()
