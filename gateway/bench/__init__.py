@@ -1,0 +1,1 @@
+"""Measurements: of engines through the gateway, and of the gateway itself."""
