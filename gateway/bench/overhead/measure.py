@@ -114,7 +114,10 @@ class Bench:
         values = {"port": port, "second_port": free_port(), "engine_port": self._engine_port}
         command = self._on_cpu(TARGET_CPU, target.render(self._folder, values))
         log = ends.enter_context(self._log(target).open("wb"))
-        tree = ProcessTree(subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log))
+        process = subprocess.Popen(
+            command, cwd=self._folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+        )
+        tree = ProcessTree(process)
         ends.callback(tree.end)
         self._ports[target.name], self._trees[target.name] = port, tree
 
