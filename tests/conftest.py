@@ -1,0 +1,27 @@
+"""Every test ends: one that takes far too long is stopped where it hangs."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from types import FrameType
+
+import pytest
+
+LIMIT_SECONDS = 300.0
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """Raise inside a test that hangs, so that its `finally` blocks end the processes it started."""
+
+    def hangs(number: int, frame: FrameType | None) -> None:
+        raise TimeoutError(f"{item.nodeid} took more than {LIMIT_SECONDS:g} s")
+
+    before = signal.signal(signal.SIGALRM, hangs)
+    signal.setitimer(signal.ITIMER_REAL, 0 if item.get_closest_marker("long") else LIMIT_SECONDS)
+    try:
+        return (yield)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

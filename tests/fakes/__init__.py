@@ -1,0 +1,1 @@
+"""Engines that are not real but count like judges."""

@@ -1,0 +1,160 @@
+"""The slots of a fake engine, and the count of what a gateway sent beyond them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter, deque
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True, eq=False)
+class Record:
+    """One completion request as the engine saw it; times on the monotonic clock."""
+
+    id: str  # its X-Request-Id
+    key: str  # the beginning of its last message, so that tests find it again
+    path: str
+    stream: bool
+    connection: int
+    nth: int  # on its connection
+    arrived: float
+    prompt_tokens: int
+    started: float | None = None  # got a slot
+    first_byte: float | None = None
+    first_token: float | None = None
+    left: float | None = None  # the client's close was noticed
+    end: float | None = None  # the slot was free again
+    outcome: str = "running"  # completed, aborted (by the client), refused, scripted (the script's failure)
+    slot: int | None = None
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    events: int = 0
+
+
+@dataclass(slots=True)
+class Records:
+    """The last requests and the sums over all of them."""
+
+    last: deque[Record] = field(default_factory=lambda: deque(maxlen=20_000))
+    outcomes: Counter[str] = field(default_factory=Counter)
+    tokens: Counter[str] = field(default_factory=Counter)
+    received: int = 0
+
+    def open(self, record: Record) -> Record:
+        """Begin one."""
+        self.received += 1
+        self.last.append(record)
+        return record
+
+    def close(self, record: Record) -> None:
+        """End one: its outcome is known."""
+        self.outcomes[record.outcome] += 1
+        if record.started is None:
+            return
+        self.tokens["prompt"] += record.prompt_tokens - record.cached_tokens
+        self.tokens["cached"] += record.cached_tokens
+        self.tokens["completion"] += record.completion_tokens
+
+
+class Slots:
+    """Room for `total` sequences and, as in real engines, an endless silent queue in front of it.
+
+    A request that must wait here is a violation: the gateway sent more than the engine has.
+    Each slot keeps the text of its last sequence if `caches`; a request takes the free slot that
+    shares the longest beginning with it, else the one used longest ago (as llama.cpp does).
+    """
+
+    def __init__(self, total: int, *, caches: bool = False) -> None:
+        self.total = total
+        self.caches = caches
+        self.running: dict[Record, int] = {}
+        self.waiting: dict[Record, tuple[str, asyncio.Future[None]]] = {}
+        self.max_concurrent = 0
+        self.over_slots = 0
+        self._texts: dict[int, str] = {}  # by slot, the one used longest ago first
+        self._busy = 0.0
+        self._since = time.monotonic()
+
+    @property
+    def concurrent(self) -> int:
+        """Requests accepted and not finished; one that is still stopping after its client left counts."""
+        return len(self.running) + len(self.waiting)
+
+    def busy_slot_seconds(self) -> float:
+        """The integral of min(running, slots) over time."""
+        now = time.monotonic()
+        self._busy += min(len(self.running), self.total) * (now - self._since)
+        self._since = now
+        return self._busy
+
+    async def take(self, record: Record, prompt: str) -> None:
+        """Wait for a slot. Whatever becomes of the request, `finish` must follow."""
+        if self.concurrent >= self.total:
+            self.over_slots += 1
+        granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.waiting[record] = prompt, granted
+        self.max_concurrent = max(self.max_concurrent, self.concurrent)
+        self._dispatch()
+        await granted
+
+    def finish(self, record: Record, sequence: str | None = None) -> None:
+        """Forget the request, wherever it is, and let the next one start; `sequence` stays in its slot."""
+        self.busy_slot_seconds()
+        record.end = record.end or self._since
+        self.waiting.pop(record, None)
+        slot = self.running.pop(record, None)
+        if slot is not None and sequence is not None and self.caches:
+            self._texts.pop(slot, None)
+            self._texts[slot] = sequence
+        self._dispatch()
+
+    def resize(self, total: int) -> None:
+        """Change the number of slots; what runs goes on, what was cached is gone."""
+        self.busy_slot_seconds()
+        self.total = total
+        self._texts.clear()
+        self._dispatch()
+
+    def reset(self) -> None:
+        """Count from here."""
+        self.max_concurrent = self.concurrent
+        self.over_slots = 0
+        self._busy = 0.0
+        self._since = time.monotonic()
+
+    def _dispatch(self) -> None:
+        while self.waiting and len(self.running) < self.total:
+            self.busy_slot_seconds()
+            record = next(iter(self.waiting))
+            prompt, granted = self.waiting.pop(record)
+            record.started = time.monotonic()
+            record.slot, shared = self._choose(prompt)
+            record.cached_tokens = min(len(shared.encode()) // 4, record.prompt_tokens - 1)
+            self.running[record] = record.slot
+            if not granted.done():
+                granted.set_result(None)
+
+    def _choose(self, prompt: str) -> tuple[int, str]:
+        """A free slot, and what of the prompt it holds already."""
+        taken = set(self.running.values())
+        free = [slot for slot in range(self.total) if slot not in taken]
+        shared = {slot: _common(self._texts.get(slot, ""), prompt) for slot in free}
+        best = max(free, key=lambda slot: len(shared[slot]))
+        if len(shared[best]) * 10 > len(prompt):
+            return best, shared[best]
+        oldest = list(self._texts)
+        lru = min(free, key=lambda slot: oldest.index(slot) if slot in self._texts else -1)
+        return lru, shared[lru]
+
+
+def _common(a: str, b: str) -> str:
+    """The common beginning of two texts, by bisection: prompts are long and almost equal."""
+    low, high = 0, min(len(a), len(b))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if a[low:middle] == b[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return a[:low]
