@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from types import TracebackType
 
 from gateway import errors
@@ -40,11 +41,16 @@ class Slot:
             raise
         return self
 
-    async def again(self, pause_seconds: float) -> None:
-        """The engine did not begin: wait in the old place for any backend, for this one after a pause."""
-        dispatcher = self._dispatcher
+    async def again(self, pause_seconds: float, prompt_tokens: int | None = None) -> None:
+        """The engine did not begin: wait in the old place for any backend, for this one after a pause.
+
+        `prompt_tokens`: the engine counted the prompt while it refused it.
+        """
+        dispatcher, self.stopping = self._dispatcher, None
+        if prompt_tokens is not None:
+            self.call = replace(self.call, prompt_tokens=prompt_tokens, prompt_counted=True)
         self.lease = await dispatcher.granted(
-            self.call.id, dispatcher.admission.not_started(self.call.id, dispatcher.clock(), pause_seconds)
+            self.call.id, dispatcher.admission.not_started(self.call, dispatcher.clock(), pause_seconds)
         )
 
     def first_token(self) -> None:

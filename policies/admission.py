@@ -92,16 +92,16 @@ class Admission:
             decisions += self._enter(backend, State.READY, "", now)
         return decisions + self._dispatch(now)
 
-    def not_started(self, id: str, now: float, pause_seconds: float = 0.0) -> list[Decision]:
-        """The engine provably did not begin: the call returns to its place in the queue, the
-        backend is left alone for a while."""
-        lease = self._leases.get(id)
+    def not_started(self, call: Call, now: float, pause_seconds: float = 0.0) -> list[Decision]:
+        """The engine provably did not begin: the call returns to its place in the queue (with its
+        prompt counted, if the engine did that), the backend is left alone for a while."""
+        lease = self._leases.get(call.id)
         if lease is None:
             return []
         backend = self.backends[lease.backend]
         backend.paused_until = max(backend.paused_until, now + pause_seconds)
         decisions = self._release(lease, now)
-        self._enqueue(Waiting(lease.call))
+        self._enqueue(Waiting(call))
         return decisions + self._dispatch(now)
 
     def leave(self, id: str, now: float) -> list[Decision]:
@@ -132,10 +132,9 @@ class Admission:
                 decisions.append(rejected)
         return decisions
 
-    def close(self, now: float) -> list[Decision]:
+    def close(self) -> None:
         """No new calls from now on; those that wait or run go on."""
         self._closed = True
-        return []
 
     # -- backends -------------------------------------------------------------------------------
 

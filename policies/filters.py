@@ -11,6 +11,7 @@ from policies.types import Backend, Call, Limits, Priority, Reason, State
 
 OUTPUT_TOKENS_P90 = 2048  # of a class, until its outputs are learnt
 ESTIMATE_LOW = 0.7  # an estimate from bytes may be this far too high; only engines refuse what lies between
+ESTIMATE_HIGH = 1.4  # or too low
 
 
 def fitting(call: Call, backends: Sequence[Backend]) -> Sequence[Backend]:
@@ -30,6 +31,15 @@ def fitting(call: Call, backends: Sequence[Backend]) -> Sequence[Backend]:
     if largest is None or least >= largest:  # a prompt that fills the context leaves no room for a token
         return []
     return [b for b in backends if b.context_tokens == largest]
+
+
+def uncertain(call: Call, backends: Sequence[Backend]) -> bool:
+    """Whether the estimate is so near a context that only the engine's tokenizer can tell the side."""
+    return not call.prompt_counted and any(
+        b.context_tokens is not None
+        and call.prompt_tokens * ESTIMATE_LOW < b.context_tokens <= call.prompt_tokens * ESTIMATE_HIGH
+        for b in backends
+    )
 
 
 def largest_context(backends: Sequence[Backend]) -> int | None:

@@ -1,0 +1,166 @@
+"""What an engine's stream says, and which of its bytes the client gets.
+
+Bytes pass through; events are found but not rewritten. Once the first token is out, only a few words
+in a block make it worth parsing, which keeps a burst of 64 events at the cost of one search.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from gateway.accounting import Usage, usage_from
+from gateway.assembly import Assembly
+from gateway.sse import data_of, events
+
+DONE = b"data: [DONE]\n\n"
+# What may change the course of a stream. Text of the model that contains one only costs a parse.
+MARKERS = (
+    b'"usage"',
+    b'"timings"',
+    b'"error"',
+    b'"detail"',
+    b"[DONE]",
+    b'"finish_reason":"',
+    b'"finish_reason": "',
+)
+TOKEN_FIELDS = ("content", "reasoning_content", "reasoning", "tool_calls", "function_call", "refusal", "text")
+
+
+class StreamedAnswer:
+    """One stream of chat or completion chunks.
+
+    Before the first token nothing is passed on: comments are dropped, chunks without a token held
+    back, so that a retry stays invisible. After `[DONE]` everything is dropped.
+    """
+
+    __slots__ = (
+        "_assembly",
+        "_held",
+        "_wants_usage",
+        "answer_bytes",
+        "done",
+        "error",
+        "events",
+        "finished",
+        "first_token",
+        "usage",
+    )
+
+    def __init__(self, *, wants_usage: bool, assembly: Assembly | None = None) -> None:
+        self._wants_usage = wants_usage
+        self._assembly = assembly
+        self._held: list[bytes] = []
+        self.first_token = False
+        self.finished = False  # a finish_reason was seen
+        self.done = False  # [DONE] was seen
+        self.error: dict[str, Any] | None = None  # the engine's error event
+        self.usage: Usage | None = None
+        self.events = 0  # data events with tokens
+        self.answer_bytes = 0  # of these events
+
+    @property
+    def committed(self) -> bool:
+        """The answer has begun: a token, or an end without one."""
+        return self.first_token or self.finished or self.done
+
+    def take(self, block: bytes) -> bytes:
+        """Read whole events; return what the client gets of them."""
+        if self.done:
+            return b""
+        if not self.first_token or self._assembly is not None:
+            return self._read(events(block))
+        plain = _plain_bytes(block)
+        if plain:
+            self.events += block.count(b"data:", 0, plain)
+            self.answer_bytes += plain
+        if plain == len(block):
+            return block
+        return block[:plain] + self._read(events(block[plain:]))
+
+    def end(self) -> bytes:
+        """The engine's stream is over: what is still missing for the client. llama.cpp and ds4 end
+        without `[DONE]` after an error; some engines forget it after a finish_reason."""
+        return DONE if self.finished and not self.done and self.error is None else b""
+
+    def _read(self, block: list[bytes]) -> bytes:
+        passed: list[bytes] = []
+        for i, event in enumerate(block):
+            had_token = self.first_token
+            passed.append(self._event(event))
+            if self.done:
+                break
+            if self.first_token and not had_token and self._assembly is None:
+                passed.append(self.take(b"".join(block[i + 1 :])))
+                break
+        return b"".join(passed)
+
+    def _event(self, event: bytes) -> bytes:
+        data = data_of(event)
+        if data == b"[DONE]":
+            self.done = True
+            return b"" if self.error is not None else self._released(event)
+        chunk = _object(data) if data is not None else None
+        if chunk is None:  # a comment, or a line that is no JSON
+            return event if self.first_token else b""
+        if (error := _error(chunk)) is not None:
+            self.error = error
+            return event if self.first_token else b""
+        return self._chunk(chunk, event)
+
+    def _chunk(self, chunk: dict[str, Any], event: bytes) -> bytes:
+        usage = usage_from(chunk)
+        if usage is not None:
+            self.usage = usage
+        if self._assembly is not None:
+            self._assembly.add(chunk)
+        choices = [choice for choice in chunk.get("choices") or () if isinstance(choice, dict)]
+        if usage is not None and not choices and not self._wants_usage:
+            return b""
+        if any(map(_has_token, choices)):
+            self.first_token = True
+            self.events += 1
+            self.answer_bytes += len(event)
+        if any(choice.get("finish_reason") is not None for choice in choices):
+            self.finished = True
+        if not self.committed:
+            self._held.append(event)
+            return b""
+        return self._released(event)
+
+    def _released(self, event: bytes) -> bytes:
+        if not self._held:
+            return event
+        held, self._held = self._held, []
+        return b"".join((*held, event))
+
+
+def _plain_bytes(block: bytes) -> int:
+    """Length of the whole events at the start of the block that need no look."""
+    if b"\r" in block:
+        return 0
+    first = min((at for marker in MARKERS if (at := block.find(marker)) >= 0), default=-1)
+    return len(block) if first < 0 else block.rfind(b"\n\n", 0, first) + 2 if b"\n\n" in block[:first] else 0
+
+
+def _object(data: bytes) -> dict[str, Any] | None:
+    try:
+        chunk = json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+    return chunk if isinstance(chunk, dict) else None
+
+
+def _error(chunk: dict[str, Any]) -> dict[str, Any] | None:
+    """The error that an event reports under a 200; engines have several shapes for it."""
+    error = chunk.get("error")
+    if error:
+        return error if isinstance(error, dict) else {"message": str(error)}
+    if chunk.get("object") == "error" or ("detail" in chunk and "choices" not in chunk):
+        return chunk
+    return None
+
+
+def _has_token(choice: dict[str, Any]) -> bool:
+    delta = choice.get("delta") or choice
+    return isinstance(delta, dict) and any(delta.get(name) for name in TOKEN_FIELDS)

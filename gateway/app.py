@@ -1,0 +1,181 @@
+"""Builds every object and lists every route; the only place that knows all.
+
+clients ... POST /v1/chat/completions, /v1/completions -> Handler, before any router
+            GET /health, /ready, /metrics, /v1/models  -> FastAPI
+operators . /admin/*, /metrics                         -> FastAPI, on its own port
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response
+from prometheus_client import CollectorRegistry
+
+from gateway import __version__, errors
+from gateway.accounting import Accounts
+from gateway.admin.routes import admin_app
+from gateway.auth import AdminGuard, Keys
+from gateway.dispatcher import Dispatcher
+from gateway.edge import Receive, Scope, Send
+from gateway.engines.base import CHAT, COMPLETIONS
+from gateway.fleet import Fleet
+from gateway.handler import Handler
+from gateway.inflight import Inflight, Inflights, Phase
+from gateway.metrics import Metrics
+from gateway.models import listed, model_list
+from gateway.probes import Probes
+from gateway.relay import Relay
+from gateway.settings import Settings
+from policies.admission import Admission
+from policies.prompt_length import PromptLength
+from policies.types import State
+
+HOT_PATHS = frozenset({CHAT, COMPLETIONS})
+
+
+class Gateway:
+    """The whole application. Itself the ASGI app of the client port; `admin` is that of the admin port."""
+
+    def __init__(self, settings: Settings) -> None:
+        clock = time.monotonic
+        self.settings = settings
+        self.keys = Keys(settings.keys)
+        self.admission = Admission(settings.limits())
+        self.dispatcher = Dispatcher(self.admission, clock)
+        self.fleet = Fleet(self.dispatcher, Probes(), clock)
+        self.inflights = Inflights(settings.queue.heartbeat_seconds, self._may_beat, clock)
+        self.metrics = Metrics(
+            CollectorRegistry(), self.admission, __version__, running=self.inflights.records, clock=clock
+        )
+        self.handler = Handler(
+            settings,
+            self.keys,
+            self.dispatcher,
+            self.fleet,
+            Relay(self.fleet, self.dispatcher, self.metrics, clock),
+            self.inflights,
+            PromptLength(),
+            Accounts(self.metrics),
+            clock,
+        )
+        self.stopping = False  # not ready any more, whatever the backends say
+        self.api = client_api(self)
+        self.admin = admin_app(self, AdminGuard(settings.server.admin_token.get_secret_value()))
+        for backend in settings.backends:
+            self.fleet.add(backend)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] in HOT_PATHS and scope["method"] == "POST":
+            await self.handler(scope, receive, send)
+        else:
+            await self.api(scope, receive, send)
+
+    def why_not_ready(self) -> str:
+        """Why no request can be served now; "" while a backend is ready, be its slots full."""
+        if self.stopping:
+            return "the gateway is shutting down"
+        backends = self.admission.backends.values()
+        if any(backend.state is State.READY for backend in backends):
+            return ""
+        states = ", ".join(f"{b.name} {b.state}" + (f" ({b.why})" if b.why else "") for b in backends)
+        return f"no backend is ready: {states or 'none is configured'}"
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Probe, tick and sweep inside."""
+        self.fleet.start()
+        loops = [asyncio.create_task(self.dispatcher.run()), asyncio.create_task(self.inflights.run())]
+        try:
+            yield
+        finally:
+            for loop in loops:
+                loop.cancel()
+                with suppress(asyncio.CancelledError):
+                    await loop
+            await self.fleet.close()
+
+    async def drain(self, seconds: float) -> None:
+        """No new requests; those that wait or run have this long to finish, then they are ended."""
+        self.stopping = True
+        self.admission.close()
+        if not await self.inflights.ended(seconds):
+            self.inflights.interrupt(errors.ShuttingDown)
+            await self.inflights.ended(5.0)
+
+    def _may_beat(self, live: Inflight, now: float) -> bool:
+        """Whether a queued request's head may go out: not while a 503 may still have to be its status."""
+        if live.phase is not Phase.QUEUED or live.call is None or self.admission.has_ready(live.call):
+            return True
+        return now - live.record.arrived > self.settings.queue.unavailable_grace_seconds
+
+
+def create_app(settings: Settings) -> Gateway:
+    """The gateway as a complete ASGI application."""
+    return Gateway(settings)
+
+
+def client_api(gateway: Gateway) -> FastAPI:
+    """The rare routes of the client port. No CORS, no documentation pages, no redirects."""
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        async with gateway.running():
+            yield
+
+    api = FastAPI(lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
+
+    @api.get("/health")
+    async def health() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @api.get("/ready")
+    async def ready() -> JSONResponse:
+        why = gateway.why_not_ready()
+        return JSONResponse({"ready": not why} | ({"reason": why} if why else {}), 503 if why else 200)
+
+    @api.get("/metrics")
+    async def metrics(request: Request) -> Response:
+        gateway.keys.identify(request.scope["headers"])
+        return await exposition(gateway.metrics)
+
+    @api.get("/v1/models")
+    async def models(request: Request) -> JSONResponse:
+        key = gateway.keys.identify(request.scope["headers"])
+        return JSONResponse(model_list(gateway.admission, key))
+
+    @api.get("/v1/models/{id:path}")
+    async def model(request: Request, id: str) -> JSONResponse:
+        key = gateway.keys.identify(request.scope["headers"])
+        if not key.allows(id) or id not in gateway.admission.models():
+            raise errors.ModelNotFound(id, tuple(m for m in gateway.admission.models() if key.allows(m)))
+        return JSONResponse(listed(id, gateway.admission))
+
+    answer_errors(api)
+    return api
+
+
+async def exposition(metrics: Metrics) -> Response:
+    """The metrics as text, rendered off the loop: with many backends that takes too long for a stream."""
+    text = await asyncio.to_thread(metrics.render)
+    return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+def answer_errors(api: FastAPI) -> None:
+    """Every failure of a route as the error object of the interface."""
+
+    async def failed(_: Request, error: Exception) -> Response:
+        assert isinstance(error, errors.GatewayError)
+        headers = {name.decode(): value.decode() for name, value in error.headers()}
+        return Response(error.body(), error.status, headers, "application/json")
+
+    async def unknown(request: Request, _: Exception) -> Response:
+        return await failed(request, errors.NotFound())
+
+    api.add_exception_handler(errors.GatewayError, failed)
+    api.add_exception_handler(404, unknown)
+    api.add_exception_handler(405, unknown)

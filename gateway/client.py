@@ -1,0 +1,114 @@
+"""The answer to one client: its head, heartbeats while it waits, events, the error form.
+
+Whatever is sent is whole events, so a heartbeat never lands inside one. Hermes counts only `data`
+events as life: with comments it lets the answer finish after 180 s, throws it away and asks again,
+for ever; a chunk with `choices: []` keeps it patient. Clients that did not ask for usage may index
+`choices[0]` of every chunk, so they get comments.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable
+
+from gateway.edge import Receive, Send
+from gateway.engines.base import CHAT
+from gateway.errors import GatewayError, Headers
+
+EVENT_STREAM: Headers = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache, no-transform"),
+    (b"x-accel-buffering", b"no"),  # nginx in front would hold events back
+]
+JSON: Headers = [(b"content-type", b"application/json")]
+FAREWELL_SECONDS = 5.0  # for the last words to a client that has stopped reading
+
+
+class Client:
+    """Who asked, as far as answering goes."""
+
+    __slots__ = ("_heartbeat", "_send", "head_sent", "headers", "last_sent", "request_id", "streaming")
+
+    def __init__(self, send: Send, request_id: str, now: float) -> None:
+        self._send = send
+        self._heartbeat = b""
+        self.request_id = request_id
+        self.streaming = False  # wants events; an error after the head is one too
+        self.head_sent = False
+        self.last_sent = now
+        self.headers: Headers = []  # what the relay adds to the head
+
+    def watch(self, receive: Receive, gone: Callable[[], None]) -> asyncio.Task[None]:
+        """Call `gone` when the client leaves, by close, reset or half-close. It also ends, unheard,
+        when the answer is complete; so nobody needs to cancel it."""
+
+        async def wait() -> None:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            gone()
+
+        return asyncio.get_running_loop().create_task(wait())
+
+    async def answer(self, status: int, headers: Headers, body: bytes) -> None:
+        """A whole answer that is not a stream."""
+        self.head_sent = True
+        head = [*headers, *self._own_headers(), (b"content-length", b"%d" % len(body))]
+        await self._send({"type": "http.response.start", "status": status, "headers": head})
+        await self._send({"type": "http.response.body", "body": body, "more_body": False})
+
+    async def stream(self, events: bytes, now: float) -> None:
+        """Whole events; the head goes out before the first ones."""
+        self.last_sent = now
+        if not self.head_sent:
+            self.head_sent = True
+            head = [*EVENT_STREAM, *self._own_headers()]
+            await self._send({"type": "http.response.start", "status": 200, "headers": head})
+        await self._send({"type": "http.response.body", "body": events, "more_body": True})
+
+    async def end(self) -> None:
+        """The stream is complete."""
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def fail(self, error: GatewayError) -> None:
+        """Tell the client: by status while the head has not left, else by one event and the end of
+        the stream, without `[DONE]`, which would mark success."""
+        try:
+            async with asyncio.timeout(FAREWELL_SECONDS):
+                if not self.head_sent:
+                    await self.answer(error.status, [*JSON, *error.headers()], error.body())
+                elif self.streaming:
+                    await self._send(
+                        {"type": "http.response.body", "body": b"data: " + error.body() + b"\n\n"}
+                    )
+        except TimeoutError:
+            pass  # it reads nothing; returning without the end of the answer closes the connection
+
+    def beat_with(self, event: bytes) -> None:
+        """Heartbeats may go out from now on, as this event; b"" for none."""
+        self._heartbeat = event
+
+    async def beat(self, now: float) -> None:
+        """One heartbeat."""
+        if self._heartbeat:
+            await self.stream(self._heartbeat, now)
+
+    def _own_headers(self) -> Headers:
+        return [(b"x-request-id", self.request_id.encode()), *self.headers]
+
+
+def heartbeat(mode: str, route: str, model: str, request_id: str, *, include_usage: bool) -> bytes:
+    """The event that says "still there" on this route, after `queue.heartbeat`; b"" for off."""
+    if mode == "off":
+        return b""
+    if mode == "comment" or (mode == "auto" and not include_usage):
+        return b": waiting\n\n"
+    chunk: dict[str, object] = {
+        "id": request_id,
+        "object": "chat.completion.chunk" if route == CHAT else "text_completion",
+        "created": int(time.time()),
+        "model": model,
+        "choices": [],
+    }
+    return b"data: " + json.dumps(chunk, separators=(",", ":")).encode() + b"\n\n"

@@ -1,0 +1,331 @@
+"""The engines as the gateway runs them: probed, warmed up, drained and resumed.
+
+What a probe learns goes to Admission as events; which of them mean what is decided here, once:
+
+    refused ............ down; when it answers again, it is a new process until proven otherwise
+    silent ............. nothing, while requests progress; an engine in a long prefill may not answer
+    loading ............ starting
+    answers ............ its slots, context, models and foreign load; if it was away: warm-up, ready
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from gateway.dispatcher import Dispatcher
+from gateway.engines import DETECTION_PATHS, ENGINES, detect
+from gateway.engines.base import Answer, Engine, Report
+from gateway.options import BackendSettings, TimeoutSettings
+from gateway.probes import NoAnswer, Probes
+from gateway.request import Request
+from gateway.upstream import AnswerTooLarge, ConnectFailed, ConnectionLost, Upstream
+from gateway.warmup import warm_up
+from policies.prefix import PrefixShadow
+from policies.types import Backend, Call, Decision, Source, State, StateChanged
+
+log = logging.getLogger("slotgate.fleet")
+
+READY_SECONDS = 2.0  # between probes; llama.cpp cancels late if it is polled more often
+OTHER_SECONDS = 1.0
+SILENT_MAX = 3  # probes in a row, without a request that progresses
+COUNT_SECONDS_MAX = 2.0
+COUNT_BYTES_MAX = 65_536
+HELD = (State.DRAINING, State.DRAINED)
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """One engine and the way to it."""
+
+    settings: BackendSettings
+    upstream: Upstream
+    engine: Engine
+    known: bool = False  # the engine's kind is configured or was detected
+    away: bool = True  # it must be warmed up before it takes calls
+    started: str | None = None  # which process of the engine it is, where the engine tells
+    silent: int = 0  # probes in a row without an answer
+    foreign: int = 0  # at the last probe; believed when two in a row agree
+    refuses_usage: bool = False
+    last_error: str = ""
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+    drained: asyncio.Event = field(default_factory=asyncio.Event)
+    task: asyncio.Task[None] | None = None
+
+    @property
+    def name(self) -> str:
+        """The backend's name."""
+        return self.settings.name
+
+    @property
+    def timeouts(self) -> TimeoutSettings:
+        """How long this engine may be silent."""
+        return self.settings.timeouts
+
+
+class Fleet:
+    """All engines, by name."""
+
+    def __init__(self, dispatcher: Dispatcher, probes: Probes, clock: Callable[[], float]) -> None:
+        self.members: dict[str, Member] = {}
+        self._dispatcher = dispatcher
+        self._admission = dispatcher.admission
+        self._probes = probes
+        self._clock = clock
+        dispatcher.state_changed.append(self._state_changed)
+
+    def add(self, settings: BackendSettings) -> Member:
+        """An engine joins; it is probed from now on."""
+        engine = ENGINES["openai" if settings.engine == "auto" else settings.engine]
+        tls = ssl.create_default_context(cafile=settings.tls_ca_file or None)
+        upstream = Upstream(
+            settings.url,
+            connect_seconds=settings.timeouts.connect_seconds,
+            reuse=engine.reuses_connections,
+            tls=tls if settings.url.startswith("https") else None,
+            api_key=settings.api_key.get_secret_value(),
+        )
+        member = Member(settings, upstream, engine, known=settings.engine != "auto")
+        self.members[settings.name] = member
+        backend = Backend(settings.name, engine.service, PrefixShadow(), routes=engine.routes)
+        self._apply(self._admission.add(backend, self._clock()))
+        if settings.models:
+            self._apply(self._admission.serve_models(settings.name, settings.models, self._clock()))
+        self._resize(member, Report())
+        return member
+
+    def start(self) -> None:
+        """Begin to probe every member."""
+        for member in self.members.values():
+            member.task = asyncio.get_running_loop().create_task(self._watch(member))
+
+    async def close(self) -> None:
+        """Stop probing, close connections."""
+        for member in self.members.values():
+            if member.task is not None:
+                member.task.cancel()
+                await asyncio.wait([member.task])
+            await member.upstream.close()
+        await self._probes.close()
+
+    # -- operators --------------------------------------------------------------------------------
+
+    def drain(self, name: str, reason: str) -> None:
+        """From now on no request starts there; those that run finish."""
+        self._apply(self._admission.set_state(name, State.DRAINING, self._clock(), reason))
+
+    async def drained(self, name: str, seconds: float) -> bool:
+        """Wait until nothing runs there any more; False if the time is up first."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self.members[name].drained.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def resume(self, name: str) -> None:
+        """Back through warm-up to ready, as after a restart."""
+        member = self.members[name]
+        if self._admission.backends[name].state in HELD:
+            member.away = True
+            self._apply(self._admission.set_state(name, State.STARTING, self._clock(), "resumed"))
+            member.wake.set()
+
+    # -- the data plane asks ----------------------------------------------------------------------
+
+    def suspect(self, member: Member) -> None:
+        """Something failed there: look now, not at the next turn."""
+        member.wake.set()
+
+    async def is_gone(self, member: Member) -> bool:
+        """Whether the process that had the request is provably down, or another one by now."""
+        answers = await self._ask(member)
+        if answers is NoAnswer.REFUSED:
+            self._down(member, answers)
+            return True
+        if isinstance(answers, NoAnswer):
+            return False
+        report = member.engine.read(answers)
+        gone = report.loading or (report.started is not None and report.started != member.started)
+        if gone:
+            self._restarted(member, report.started)
+        return gone
+
+    async def count(self, call: Call, request: Request) -> int | None:
+        """The prompt's tokens by an engine's own tokenizer, where one can and answers soon."""
+        for member in self.members.values():
+            backend = self._admission.backends[member.name]
+            counting = member.engine.count(call.route, request.body)
+            if counting is None or backend.state is not State.READY or not backend.serves(call):
+                continue
+            try:
+                async with asyncio.timeout(COUNT_SECONDS_MAX):
+                    exchange = await member.upstream.send(
+                        "POST", counting.path, [(b"content-type", b"application/json")], counting.body
+                    )
+                    try:
+                        head = await exchange.head()
+                        body = await exchange.body(COUNT_BYTES_MAX)
+                    finally:
+                        exchange.abort()
+            except (TimeoutError, ConnectFailed, ConnectionLost, AnswerTooLarge):
+                continue
+            return member.engine.counted(Answer(head.status, head.headers, body))
+        return None
+
+    # -- probing ----------------------------------------------------------------------------------
+
+    async def _watch(self, member: Member) -> None:
+        """Probe this member until cancelled."""
+        while True:
+            member.wake.clear()
+            await self._probe(member)
+            ready = self._admission.backends[member.name].state is State.READY
+            try:
+                async with asyncio.timeout(READY_SECONDS if ready else OTHER_SECONDS):
+                    await member.wake.wait()
+            except TimeoutError:
+                continue
+
+    async def _probe(self, member: Member) -> None:
+        backend = self._admission.backends[member.name]
+        grants, own, leaving = backend.last_grant, len(backend.leases), set(backend.leaving)
+        answers = await self._ask(member)
+        if isinstance(answers, NoAnswer):
+            self._unanswered(member, answers)
+            return
+        member.silent = 0
+        if not member.known and not self._recognise(member, answers):
+            return
+        report = member.engine.read(answers)
+        if report.loading:
+            self._restarted(member, report.started)
+            return
+        if member.started is not None and report.started not in (None, member.started):
+            self._restarted(member, report.started)
+        member.started = report.started or member.started
+        self._resize(member, report)
+        if report.models is not None and not member.settings.models:
+            self._apply(self._admission.serve_models(member.name, report.models, self._clock()))
+        if report.busy is not None:
+            quiet = backend.last_grant == grants and len(backend.leases) == own
+            self._observe(member, report.busy, own, leaving, quiet=quiet)
+        if backend.state in HELD:
+            return
+        if member.away:
+            await self._warm_up(member)
+        elif backend.state is State.EJECTED:
+            self._apply(self._admission.answered(member.name, self._clock()))
+
+    async def _ask(self, member: Member) -> dict[str, Answer] | NoAnswer:
+        paths = member.engine.paths if member.known else DETECTION_PATHS
+        return await self._probes.ask(member.settings.url, member.settings.api_key.get_secret_value(), paths)
+
+    def _recognise(self, member: Member, answers: dict[str, Answer]) -> bool:
+        """What kind of engine it is; False while that cannot be told."""
+        engine = detect(answers)
+        if engine is None:
+            statuses = ", ".join(f"{path} {answer.status}" for path, answer in answers.items())
+            self._not_ready(member, State.STARTING, f"engine not recognised yet ({statuses})")
+            return False
+        member.engine, member.known = engine, True
+        member.upstream.reuse = engine.reuses_connections
+        backend = self._admission.backends[member.name]
+        backend.service, backend.routes = engine.service, engine.routes
+        log.info("%s is %s", member.name, engine.name)
+        return True
+
+    def _unanswered(self, member: Member, answer: NoAnswer) -> None:
+        if answer is NoAnswer.REFUSED:
+            self._down(member, answer)
+            return
+        member.silent += 1
+        backend = self._admission.backends[member.name]
+        if member.silent >= SILENT_MAX and not backend.leases:
+            self._down(member, answer)
+
+    def _down(self, member: Member, answer: NoAnswer) -> None:
+        if member.settings.engine == "auto":
+            member.known = False
+        self._not_ready(member, State.DOWN, answer.value)
+
+    def _restarted(self, member: Member, started: str | None) -> None:
+        """Another process than before answers at the URL, or the same one loads anew."""
+        member.started = started
+        self._admission.restarted(member.name)
+        self._not_ready(member, State.STARTING, "the engine is loading")
+
+    def _not_ready(self, member: Member, state: State, why: str) -> None:
+        member.away = True
+        if self._admission.backends[member.name].state not in HELD:
+            self._apply(self._admission.set_state(member.name, state, self._clock(), why))
+
+    def _resize(self, member: Member, report: Report) -> None:
+        """Slots and context as configured, else as reported, else assumed."""
+        settings, backend = member.settings, self._admission.backends[member.name]
+        slots, source = 1, Source.ASSUMED
+        if settings.slots is not None:
+            slots, source = settings.slots, Source.CONFIGURED
+        elif report.slots is not None:
+            slots, source = max(1, report.slots), Source.REPORTED
+        context = settings.context_tokens or report.context_tokens
+        if (slots, source, context) == (backend.slots, backend.slots_source, backend.context_tokens):
+            return
+        self._apply(
+            self._admission.resize(
+                member.name, self._clock(), slots=slots, source=source, context_tokens=context
+            )
+        )
+
+    def _observe(self, member: Member, busy: int, own: int, leaving: set[str], *, quiet: bool) -> None:
+        """Requests at the engine that are not ours; and an idle engine has stopped those we left.
+
+        A probe that overlaps with grants or ends of ours proves nothing, and one alone may have
+        been such a moment at the engine: the smaller of two in a row counts.
+        """
+        if busy == 0:
+            for id in leaving:
+                self._dispatcher.finish(id)
+        foreign = max(0, busy - own) if quiet else member.foreign
+        believed = min(foreign, member.foreign)
+        member.foreign = foreign
+        if believed != self._admission.backends[member.name].foreign:
+            self._apply(self._admission.observe(member.name, believed, self._clock()))
+
+    async def _warm_up(self, member: Member) -> None:
+        backend = self._admission.backends[member.name]
+        model = min(backend.models, default="") if backend.models else ""
+        if backend.slots_source is Source.ASSUMED:
+            log.warning(
+                "%s does not tell its slots: 1 is assumed; set slots in its [[backends]] table", member.name
+            )
+        self._admission.restarted(member.name)
+        member.refuses_usage = False
+        self._apply(self._admission.set_state(member.name, State.WARMING, self._clock(), "warming up"))
+        fault = await warm_up(member.upstream, model, member.settings.warmup.requests)
+        if backend.state is not State.WARMING:  # drained, or down, in the meantime
+            return
+        if fault:
+            member.last_error = fault
+            self._apply(self._admission.set_state(member.name, State.WARMING, self._clock(), fault))
+            return
+        member.away = False
+        self._apply(self._admission.set_state(member.name, State.READY, self._clock()))
+
+    # -- events -----------------------------------------------------------------------------------
+
+    def _state_changed(self, change: StateChanged) -> None:
+        member = self.members.get(change.backend)
+        if member is None:
+            return
+        if change.state is State.DRAINED:
+            member.drained.set()
+        else:
+            member.drained.clear()
+        log.info("%s is %s%s", change.backend, change.state, f": {change.why}" if change.why else "")
+
+    def _apply(self, decisions: list[Decision]) -> None:
+        self._dispatcher.apply(decisions)

@@ -1,0 +1,146 @@
+"""One request, a straight line: read it, know it, wait for a slot, relay the answer, account for it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from uuid import uuid4
+
+from gateway import edge, errors
+from gateway.accounting import Accounts, Record
+from gateway.auth import Keys
+from gateway.client import Client, heartbeat
+from gateway.dispatcher import Dispatcher
+from gateway.edge import Receive, Scope, Send
+from gateway.fleet import Fleet
+from gateway.identify import call_of, conversation_of
+from gateway.inflight import Inflight, Inflights, TimeLimits
+from gateway.relay import Relay
+from gateway.request import Request, parse
+from gateway.settings import Settings
+from policies import filters
+from policies.prompt_length import PromptLength
+from policies.types import Call
+
+log = logging.getLogger("slotgate.handler")
+
+# What of a client's headers may reach an engine: never its credentials, nothing hop-by-hop, and no
+# X-Conversation-Id, with which llama.cpp generates on after a disconnect.
+PASSED_HEADERS = (b"content-type", b"accept", b"traceparent", b"tracestate")
+REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{8,64}")
+
+
+class Handler:
+    """The hot path: plain ASGI, called before any router."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        keys: Keys,
+        dispatcher: Dispatcher,
+        fleet: Fleet,
+        relay: Relay,
+        inflights: Inflights,
+        prompt_length: PromptLength,
+        accounts: Accounts,
+        clock: Callable[[], float],
+    ) -> None:
+        self._settings = settings
+        self._keys = keys
+        self._dispatcher = dispatcher
+        self._fleet = fleet
+        self._relay = relay
+        self._inflights = inflights
+        self._prompt_length = prompt_length
+        self._accounts = accounts
+        self._clock = clock
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        record = Record(id=uuid4().hex, route=scope["path"], arrived=self._clock())
+        client = Client(send, record.id, record.arrived)
+        try:
+            headers = edge.headers_of(scope)
+            client.request_id = record.id = self._id(headers, record.id)
+            key = self._keys.identify(scope["headers"])
+            body = await edge.read_body(receive, headers, self._settings.server.body_bytes_max)
+            request = parse(body, record.route)
+            if not key.allows(request.model):
+                raise errors.Forbidden("This API key may not use this model.")
+            live = self._begin(record, client, headers, request)
+            with self._inflights.enter(live):
+                client.watch(receive, lambda: live.interrupt(errors.ClientGone()))
+                call = call_of(
+                    record,
+                    headers,
+                    request,
+                    key,
+                    prompt_tokens=self._prompt_length.estimate(request.model, request.prompt_bytes),
+                    heartbeats=request.stream and self._settings.queue.heartbeat != "off",
+                )
+                live.call = call = await self._counted(call, request)
+                async with self._dispatcher.slot(call) as slot:
+                    await self._relay.serve(slot, live)
+            if record.counted and record.prompt_tokens:
+                self._prompt_length.learn(request.model, request.prompt_bytes, record.prompt_tokens)
+        except errors.ClientGone as gone:
+            record.outcome = record.outcome or gone.outcome
+        except errors.GatewayError as error:
+            record.outcome, record.error = error.outcome, error.code
+            await client.fail(error)
+        except asyncio.CancelledError:
+            record.outcome = errors.ShuttingDown.outcome
+            raise
+        except Exception:
+            # A defect of ours. The client gets one well-formed answer, the log the place; never the body.
+            log.exception("request %s failed inside the gateway", record.id)
+            record.outcome, record.error = errors.GatewayError.outcome, errors.GatewayError.code
+            await client.fail(errors.GatewayError())
+        finally:
+            self._accounts.close(record, self._clock())
+
+    def _id(self, headers: dict[bytes, bytes], ours: str) -> str:
+        """The client's request id, if it is one and no request of that name is under way."""
+        theirs = headers.get(b"x-request-id", b"")
+        if REQUEST_ID.fullmatch(theirs) and theirs.decode() not in self._inflights.by_id:
+            return theirs.decode()
+        return ours
+
+    def _begin(
+        self, record: Record, client: Client, headers: dict[bytes, bytes], request: Request
+    ) -> Inflight:
+        record.model, record.streamed = request.model, request.stream
+        record.conversation = conversation_of(headers, request)
+        queue = self._settings.queue
+        client.streaming = request.stream
+        if request.stream:
+            client.beat_with(
+                heartbeat(
+                    queue.heartbeat,
+                    record.route,
+                    request.model,
+                    record.id,
+                    include_usage=request.include_usage,
+                )
+            )
+        return Inflight(
+            record,
+            client,
+            request,
+            [
+                *((name, headers[name]) for name in PASSED_HEADERS if name in headers),
+                (b"x-request-id", record.id.encode()),
+            ],
+            TimeLimits(queue.total_seconds_max),
+            explains=headers.get(b"x-slotgate-explain") == b"1",
+        )
+
+    async def _counted(self, call: Call, request: Request) -> Call:
+        """The call with its prompt counted by an engine, where the estimate is too near a context."""
+        backends = [b for b in self._dispatcher.admission.backends.values() if b.serves(call)]
+        if not filters.uncertain(call, backends):
+            return call
+        tokens = await self._fleet.count(call, request)
+        return call if tokens is None else replace(call, prompt_tokens=tokens, prompt_counted=True)

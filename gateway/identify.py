@@ -1,0 +1,91 @@
+"""Who asks, in which conversation, and with what urgency; no header is needed for any of it."""
+
+from __future__ import annotations
+
+from gateway.accounting import Record
+from gateway.auth import Key
+from gateway.request import Request
+from policies.types import Call, Priority
+
+SESSION_HEADERS = (
+    b"x-slotgate-session",
+    b"x-session-id",
+    b"x-agent-session-id",
+    b"x-claude-code-session-id",
+    b"x-hermes-session-id",
+    b"x-session-affinity",
+    b"x-litellm-session-id",
+)
+INTERACTIVE_PROMPT_TOKENS_MAX = 4096
+INTERACTIVE_OUTPUT_TOKENS_MAX = 1024
+NAME_LENGTH_MAX = 128
+PRIORITIES = {priority.label.encode(): priority for priority in Priority}
+
+
+def agent_of(headers: dict[bytes, bytes], request: Request, key: Key) -> str:
+    """The agent's name: its header, else the body's `user`, else the key."""
+    named = headers.get(b"x-slotgate-agent", b"").decode("latin-1") or request.user or key.name
+    return named[:NAME_LENGTH_MAX]
+
+
+def conversation_of(headers: dict[bytes, bytes], request: Request) -> str | None:
+    """The session that the harness names; None: the message-hash chain must do."""
+    for name in SESSION_HEADERS:
+        if value := headers.get(name):
+            return value.decode("latin-1")[:NAME_LENGTH_MAX]
+    return request.session[:NAME_LENGTH_MAX] if request.session else None
+
+
+def priority_of(headers: dict[bytes, bytes], request: Request, key: Key, prompt_tokens: int) -> Priority:
+    """The class of the call: as asked, else by its shape; never above the key's ceiling.
+
+    An unknown class is ignored.
+    """
+    asked = PRIORITIES.get(headers.get(b"x-slotgate-priority", b"").strip().lower())
+    if asked is None:
+        short_answer = (request.output_tokens_max or 0) <= INTERACTIVE_OUTPUT_TOKENS_MAX
+        short = prompt_tokens < INTERACTIVE_PROMPT_TOKENS_MAX and short_answer
+        asked = Priority.INTERACTIVE if short and not request.has_tools else Priority.AGENT
+    return max(asked, key.priority)
+
+
+def start_by(headers: dict[bytes, bytes], arrived: float, *, heartbeats: bool) -> float | None:
+    """When a client that hears nothing until its answer stops listening; None: it is kept patient.
+
+    The OpenAI SDKs send their read limit.
+    """
+    if heartbeats:
+        return None
+    try:
+        seconds = float(headers.get(b"x-stainless-read-timeout", b""))
+    except ValueError:
+        return None
+    return arrived + seconds if 0 < seconds < 86_400 else None
+
+
+def call_of(
+    record: Record,
+    headers: dict[bytes, bytes],
+    request: Request,
+    key: Key,
+    *,
+    prompt_tokens: int,
+    heartbeats: bool,
+) -> Call:
+    """The request as scheduling sees it; who asks goes into the record too."""
+    record.key, record.agent = key.name, agent_of(headers, request, key)
+    record.priority = priority_of(headers, request, key, prompt_tokens)
+    record.prompt_tokens_estimated = prompt_tokens
+    return Call(
+        id=record.id,
+        model=request.model,
+        route=record.route,
+        priority=record.priority,
+        agent=record.agent,
+        arrived=record.arrived,
+        prompt_tokens=prompt_tokens,
+        output_tokens_max=request.output_tokens_max,
+        chain=request.chain(),
+        body_bytes=len(request.body),
+        start_by=start_by(headers, record.arrived, heartbeats=heartbeats),
+    )

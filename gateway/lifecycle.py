@@ -1,0 +1,94 @@
+"""From the first listening socket to the last answer: how the process starts and stops.
+
+SIGTERM: not ready at once, but still serving for `shutdown_pause_seconds`, so that balancers notice;
+then no new requests, while those that wait or run have `shutdown_seconds`; then an error event for
+what is left, and the end. SIGINT does the same without the pause; a second signal stops waiting.
+uvicorn alone would close its listener first and cancel without waiting for the cleanup.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import uvicorn
+
+from gateway import errors
+from gateway.app import Gateway
+
+BACKLOG = 2048  # agents come in bursts; a short backlog shows as seconds of connect time
+KEEP_ALIVE_SECONDS = 75
+LAST_SECONDS = 5
+
+
+class Listener(uvicorn.Server):
+    """A uvicorn server that leaves signals to us."""
+
+    def __init__(self, app: Any, lifespan: str) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http="httptools",
+                ws="none",
+                lifespan="on" if lifespan == "on" else "off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                date_header=False,
+                timeout_keep_alive=KEEP_ALIVE_SECONDS,
+                timeout_graceful_shutdown=LAST_SECONDS,
+            )
+        )
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals start the drain, not uvicorn's own shutdown."""
+        yield
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket. Raises OSError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, backlog=BACKLOG)
+
+
+async def serve(
+    gateway: Gateway, clients: socket.socket, operators: socket.socket, started: Callable[[], None]
+) -> None:
+    """Serve both ports until a signal comes and everything has ended. `started` is called once both
+    ports answer."""
+    servers = [Listener(gateway, "on"), Listener(gateway.admin, "off")]
+    loop = asyncio.get_running_loop()
+    stop, hurry = asyncio.Event(), asyncio.Event()
+
+    def signalled(number: int) -> None:
+        if stop.is_set():
+            gateway.inflights.interrupt(errors.ShuttingDown)
+        if stop.is_set() or number == signal.SIGINT:
+            hurry.set()
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, signalled, number)
+    tasks = [
+        loop.create_task(server.serve(sockets=[listening]))
+        for server, listening in zip(servers, (clients, operators), strict=True)
+    ]
+    try:
+        # uvicorn tells by a flag only
+        while not all(server.started for server in servers) and not any(task.done() for task in tasks):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        started()
+        await asyncio.wait([loop.create_task(stop.wait()), *tasks], return_when="FIRST_COMPLETED")
+        gateway.stopping = True
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(hurry.wait(), gateway.settings.server.shutdown_pause_seconds)
+        await gateway.drain(gateway.settings.server.shutdown_seconds)
+    finally:
+        for server in servers:
+            server.should_exit = True
+        await asyncio.gather(*tasks)
