@@ -1,0 +1,160 @@
+"""The connections to one engine. Nothing waits for a connection in here: the lease is the only gate."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import ssl
+from collections.abc import Sequence
+from time import monotonic
+from urllib.parse import urlsplit
+
+from gateway.exchange import AnswerTooLarge, Connection, ConnectionLost, Exchange, Head
+
+__all__ = ["AnswerTooLarge", "ConnectFailed", "ConnectionLost", "Exchange", "Head", "Upstream"]
+
+IDLE_SECONDS = 4.0  # uvicorn-based engines close idle connections after 5 s; a request must not meet that
+IDLE_MAX = 64  # idle connections kept
+
+_LINE = re.compile(r"[A-Z]+ /[!-~]*")
+_VISIBLE = re.compile(r"[!-~]*")
+
+
+class ConnectFailed(Exception):
+    """No connection came about: refused, unreachable, DNS, TLS, too slow. Nothing was sent."""
+
+    def __init__(self, cause: str) -> None:
+        super().__init__(cause)
+        self.cause = cause
+
+
+class Upstream:
+    """Sends requests to one engine, on idle connections where it can.
+
+    `url`: http:// or https://, host, port, perhaps a path that is put before every path.
+    `connect_seconds` bounds DNS, TCP and TLS together. `reuse` may be set at any time. Raises ValueError
+    for a URL or key that cannot be sent.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        connect_seconds: float = 5.0,
+        reuse: bool = True,
+        tls: ssl.SSLContext | None = None,
+        api_key: str = "",
+        idle_seconds: float = IDLE_SECONDS,
+    ) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError("the URL of an engine is http://HOST:PORT or https://HOST:PORT")
+        if "@" in parts.netloc or parts.query or parts.fragment:
+            raise ValueError("the URL of an engine has no user, query or fragment")
+        if not _VISIBLE.fullmatch(f"{parts.netloc}{parts.path}{api_key}"):
+            raise ValueError("the URL and the key of an engine are visible ASCII characters")
+        self.connect_seconds = connect_seconds
+        self.reuse = reuse
+        self.idle_seconds = idle_seconds
+        self._host = parts.hostname
+        self._port = parts.port or (443 if parts.scheme == "https" else 80)
+        self._tls = (tls or ssl.create_default_context()) if parts.scheme == "https" else None
+        self._prefix = parts.path.rstrip("/").encode()
+        key = f"Authorization: Bearer {api_key}\r\n" if api_key else ""
+        self._fields = f"Host: {parts.netloc}\r\nAccept-Encoding: identity\r\n{key}".encode()
+        self._open: set[Connection] = set()
+        self._idle: dict[Connection, float] = {}  # idle since; the newest is last
+        self._closed = False
+
+    @property
+    def connections(self) -> int:
+        """Connections that are open, idle ones too."""
+        return len(self._open)
+
+    @property
+    def idle(self) -> int:
+        """Connections that wait for a request."""
+        return len(self._idle)
+
+    async def send(
+        self, method: str, path: str, headers: Sequence[tuple[bytes, bytes]], body: bytes
+    ) -> Exchange:
+        """Send a request and return without waiting for the answer.
+
+        `headers` describe the content; framing, host and credentials are ours. Raises ConnectFailed, and
+        ValueError for what would break the framing. What goes wrong later the exchange tells.
+        """
+        request = self._request(method, path, headers, body)
+        exchange = Exchange(bodiless=method == "HEAD")
+        connection = self._take(exchange) or await self._connect(exchange)
+        connection.submit(request)
+        return exchange
+
+    async def close(self) -> None:
+        """End all connections; from now on `send` fails."""
+        self._closed = True
+        for connection in list(self._open):
+            connection.end("the gateway closes")
+        await asyncio.sleep(0)  # the round of the loop in which the transports close
+
+    def _request(self, method: str, path: str, headers: Sequence[tuple[bytes, bytes]], body: bytes) -> bytes:
+        if not _LINE.fullmatch(f"{method} {path}"):
+            raise ValueError("not a method and a path")
+        fields = b"".join([b"%b: %b\r\n" % field for field in headers])
+        count = len(headers)
+        if fields.count(b"\n") != count or fields.count(b"\r") != count or b"\0" in fields:
+            raise ValueError("a header field holds a line break or NUL")
+        # Never chunked: ds4 before v0.6.3 reads a chunked body as empty.
+        return b"%b %b%b HTTP/1.1\r\n%bConnection: %b\r\nContent-Length: %d\r\n%b\r\n%b" % (
+            method.encode(),
+            self._prefix,
+            path.encode(),
+            self._fields,
+            b"keep-alive" if self.reuse else b"close",
+            len(body),
+            fields,
+            body,
+        )
+
+    def _take(self, exchange: Exchange) -> Connection | None:
+        """The connection that was used last: of all, the engine has the least reason to close it."""
+        while self._idle:
+            connection, since = self._idle.popitem()
+            if self.reuse and monotonic() - since <= self.idle_seconds and connection.usable:
+                connection.reuse(exchange)
+                return connection
+            connection.end("idle for too long")
+        return None
+
+    async def _connect(self, exchange: Exchange) -> Connection:
+        if self._closed:
+            raise ConnectFailed("the gateway closes")
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(self.connect_seconds):
+                _, connection = await loop.create_connection(
+                    lambda: Connection(self, exchange), self._host, self._port, ssl=self._tls
+                )
+        except (OSError, UnicodeError) as error:  # UnicodeError: a host name that DNS cannot hold
+            raise ConnectFailed(str(error) or f"no connection within {self.connect_seconds:g} s") from error
+        return connection
+
+    # Called by the connections, as their pool.
+
+    def enrol(self, connection: Connection) -> None:
+        self._open.add(connection)
+        if self._closed:
+            connection.end("the gateway closes")
+
+    def keep(self, connection: Connection) -> None:
+        now = monotonic()
+        self._idle[connection] = now
+        oldest, since = next(iter(self._idle.items()))
+        if not self.reuse:
+            connection.end("not to be used again")
+        elif len(self._idle) > IDLE_MAX or now - since > self.idle_seconds:
+            oldest.end("idle for too long")
+
+    def forget(self, connection: Connection) -> None:
+        self._open.discard(connection)
+        self._idle.pop(connection, None)
