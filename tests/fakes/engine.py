@@ -2,30 +2,26 @@
 
     python -m tests.fakes.engine --port 0 --personality llamacpp --slots 2
 
-prints `READY <port>`. Beside the engine's own routes there is a control API under /_fake/: `state`,
-`records`, `requests` (GET), `script`, `slots`, `reset` (POST). Times are seconds on the monotonic
-clock, which on Linux is the same in all processes.
+prints `READY <port>`. Beside the engine's own routes there is a control API: see `control`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import base64
-import json
 import signal
 import sys
 import time
 from collections import Counter, deque
-from dataclasses import asdict
 from typing import Any
 
+from tests.fakes import control
 from tests.fakes.answer import Answer, count_tokens, prompt_key, prompt_text
 from tests.fakes.options import Options, read
 from tests.fakes.personality import PERSONALITIES
 from tests.fakes.script import COMPLETIONS, Script, Scripts
 from tests.fakes.slots import Record, Records, Slots
 from tests.fakes.stream import Broken, EventStream, cut
-from tests.fakes.wire import Connection, Door, Request, Response, json_response
+from tests.fakes.wire import Connection, Door, Request, Response, json_object, json_response
 
 KEPT_REQUESTS = 8192
 KEPT_BYTES = 64 * 1024 * 1024
@@ -42,15 +38,15 @@ class FakeEngine:
         self.door = Door(self.serve, options.idle_seconds)
         self.scripts = Scripts()
         self.probes: Counter[str] = Counter()
-        self.kept: deque[Request] = deque()
-        self._kept_bytes = 0
+        self.requests: deque[Request] = deque()
+        self._kept_bytes = 0  # of bodies
         self._prefill = asyncio.Lock()
         self._ready_at = time.monotonic() + options.loading_seconds
 
     async def serve(self, request: Request, connection: Connection) -> None:
         """Answer one request."""
         if request.path.startswith("/_fake/"):
-            connection.respond(self._control(request))
+            connection.respond(control.answer(self, request))
             return
         completion = request.method == "POST" and request.path in COMPLETIONS
         if completion:
@@ -68,7 +64,7 @@ class FakeEngine:
     async def _other(self, request: Request, connection: Connection) -> None:
         script = self.scripts.take(request)
         if script is None:
-            connection.respond(self.personality.other(request, _object(request.body) or {}))
+            connection.respond(self.personality.other(request, json_object(request.body) or {}))
             return
         await asyncio.sleep(script.prefill_seconds or 0)
         if script.status is not None:
@@ -80,10 +76,10 @@ class FakeEngine:
         elif script.cut is not None:
             connection.close()
         else:
-            connection.respond(self.personality.other(request, _object(request.body) or {}))
+            connection.respond(self.personality.other(request, json_object(request.body) or {}))
 
     async def _complete(self, request: Request, connection: Connection) -> None:
-        body = _object(request.body)
+        body = json_object(request.body)
         if body is None:
             connection.respond(self.personality.error(400, "The body is not JSON", "invalid_request_error"))
             return
@@ -181,6 +177,8 @@ class FakeEngine:
             seconds = (record.prompt_tokens - record.cached_tokens) / self.options.prefill_tps
             async with self._prefill:
                 await _wait(seconds, script, stream)
+        else:
+            await asyncio.sleep(0)
 
     async def _stream(self, stream: EventStream, script: Script, record: Record, answer: Answer) -> None:
         seconds = script.token_seconds
@@ -240,74 +238,27 @@ class FakeEngine:
         connection.respond(response, body_bytes=len(response.body) // 2 if script.cut_after else 0)
         await cut(connection, script.cut)
 
-    # -- control
-
-    def _control(self, request: Request) -> Response:
-        value = _object(request.body or b"{}")
-        match request.method, request.path.removeprefix("/_fake/"):
-            case "GET", "state":
-                return json_response(self.state())
-            case "GET", "records":
-                last = int(request.argument("last", "1000000"))
-                return json_response([asdict(record) for record in list(self.records.last)[-last:]])
-            case "GET", "requests":
-                last = int(request.argument("last", "1"))
-                return json_response([_shown(kept) for kept in list(self.kept)[-last:]])
-            case "POST", "script" if value is not None:
-                try:
-                    self.scripts.add(Script(**value))
-                except TypeError as error:
-                    return json_response({"error": str(error)}, 400)
-                return json_response({})
-            case "POST", "slots" if value is not None:
-                self.options.context_tokens = int(value.get("context_tokens", self.options.context_tokens))
-                self.slots.resize(int(value.get("slots", self.slots.total)))
-                self.personality.started += 1  # as after a restart
-                return json_response({})
-            case "POST", "reset":
-                self.reset()
-                return json_response({})
-        return json_response({"error": "no such control"}, 404)
+    def resize(self, slots: int, context_tokens: int | None = None) -> None:
+        """Have other slots, as after a restart; what runs goes on."""
+        if context_tokens is not None:
+            self.options.context_tokens = context_tokens
+        self.slots.resize(slots)
+        self.personality.started += 1
 
     def reset(self) -> None:
         """Behave, and count from here; what runs goes on."""
         self.scripts.clear()
         self.slots.reset()
+        self.records.reset()
         self.probes.clear()
-        self.kept.clear()
+        self.requests.clear()
         self._kept_bytes = 0
-        running = [record for record in self.records.last if record.end is None]
-        self.records.last.clear()
-        self.records.last.extend(running)
-        self.records.received = len(running)
-        self.records.outcomes.clear()
-        self.records.tokens.clear()
-
-    def state(self) -> dict[str, Any]:
-        """The counts."""
-        return {
-            "now": time.monotonic(),
-            "busy_slot_seconds": self.slots.busy_slot_seconds(),
-            "slots": self.slots.total,
-            "running": len(self.slots.running),
-            "waiting": len(self.slots.waiting),
-            "concurrent": self.slots.concurrent,
-            "max_concurrent": self.slots.max_concurrent,
-            "over_slots": self.slots.over_slots,
-            "received": self.records.received,
-            "outcomes": self.records.outcomes,
-            "tokens": self.records.tokens,
-            "probes": self.probes,
-            "connections": self.door.connections,
-            "connections_open": self.door.open,
-            "malformed": self.door.malformed,
-        }
 
     def _keep(self, request: Request) -> None:
-        self.kept.append(request)
+        self.requests.append(request)
         self._kept_bytes += len(request.body)
-        while len(self.kept) > KEPT_REQUESTS or self._kept_bytes > KEPT_BYTES:
-            self._kept_bytes -= len(self.kept.popleft().body)
+        while len(self.requests) > KEPT_REQUESTS or self._kept_bytes > KEPT_BYTES:
+            self._kept_bytes -= len(self.requests.popleft().body)
 
 
 async def _wait(seconds: float, script: Script, stream: EventStream) -> None:
@@ -318,26 +269,6 @@ async def _wait(seconds: float, script: Script, stream: EventStream) -> None:
         await asyncio.sleep(every)
         await stream.comment()
     await asyncio.sleep(end - time.monotonic())
-
-
-def _object(body: bytes) -> dict[str, Any] | None:
-    try:
-        value = json.loads(body) if body else {}
-    except ValueError:
-        return None
-    return value if isinstance(value, dict) else None
-
-
-def _shown(request: Request) -> dict[str, Any]:
-    return {
-        "method": request.method,
-        "target": request.target,
-        "headers": request.headers,
-        "body": base64.b64encode(request.body).decode(),
-        "arrived": request.arrived,
-        "connection": request.connection,
-        "nth": request.nth,
-    }
 
 
 async def main() -> None:

@@ -19,7 +19,7 @@ class Options:
     tokens: int = 8  # of an answer, unless the client allows fewer
     prefill_tps: float = 4000.0  # one prefill at a time
     decode_tps: float = 200.0  # of each slot
-    instant: bool = False  # prefill and decode take no time
+    instant: bool = False  # no time at all: answers hardly overlap, so concurrency cannot be judged
     loading_seconds: float = 0.0
     abort_seconds: float = 0.0  # from a client's close to the free slot and our close
     idle_seconds: float = 0.0  # idle connections are closed after this; 0: never

@@ -56,6 +56,15 @@ class Records:
         self.tokens["cached"] += record.cached_tokens
         self.tokens["completion"] += record.completion_tokens
 
+    def reset(self) -> None:
+        """Count from here; those that run stay."""
+        running = [record for record in self.last if record.end is None]
+        self.last.clear()
+        self.last.extend(running)
+        self.received = len(running)
+        self.outcomes.clear()
+        self.tokens.clear()
+
 
 class Slots:
     """Room for `total` sequences and, as in real engines, an endless silent queue in front of it.

@@ -65,6 +65,15 @@ def json_response(value: Any, status: int = 200, headers: Headers | None = None)
     return Response(status, body, headers or [])
 
 
+def json_object(body: bytes) -> dict[str, Any] | None:
+    """A body as an object, an empty one for no body; None: it is something else."""
+    try:
+        value = json.loads(body or b"{}")
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
 def head(status: int, headers: Headers) -> bytes:
     """Status line and header fields."""
     lines = [f"HTTP/1.1 {status} {http.HTTPStatus(status).phrase}", *(f"{k}: {v}" for k, v in headers)]

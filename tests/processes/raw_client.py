@@ -14,7 +14,8 @@ from types import TracebackType
 from typing import Any, Literal, Self
 from urllib.parse import urlsplit
 
-WAIT_SECONDS = 30.0
+from tests.processes.process import WAIT_SECONDS
+
 _BLANK_LINE = re.compile(rb"(?:\r\n|\r(?!\n)|\n)(?:\r\n|\r(?!\n)|\n)")
 
 
