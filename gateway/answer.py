@@ -56,7 +56,7 @@ class StreamedAnswer:
         self.done = False  # [DONE] was seen
         self.error: dict[str, Any] | None = None  # the engine's error event
         self.usage: Usage | None = None
-        self.events = 0  # data events with tokens
+        self.events = 0  # data events with tokens; behind the first one every unremarkable event counts
         self.answer_bytes = 0  # of these events
 
     @property
