@@ -9,6 +9,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
 from gateway import errors
 
 Scope = MutableMapping[str, Any]
@@ -74,3 +76,65 @@ async def _rest(receive: Receive, first: bytes, bytes_max: int) -> bytes:
         parts.append(part)
         if not message.get("more_body", False):
             return b"".join(parts)
+
+
+class EdgeProtocol(HttpToolsProtocol):
+    """uvicorn's HTTP protocol over a transport that joins what one turn of the loop writes.
+
+    An answer is a head, some events and an end: three writes in ASGI, one packet on the wire.
+    """
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(JoiningTransport(transport, self.loop))
+
+
+class JoiningTransport(asyncio.Transport):
+    """Collects writes until the loop turns, then sends them as one."""
+
+    __slots__ = ("_inner", "_loop", "_pending")
+
+    def __init__(self, inner: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._inner = inner
+        self._loop = loop
+        self._pending: list[bytes] = []
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Send this with whatever else is written in this turn."""
+        if not self._pending:
+            self._loop.call_soon(self._flush)
+        self._pending.append(bytes(data))
+
+    def _flush(self) -> None:
+        pending, self._pending = self._pending, []
+        if pending:
+            self._inner.write(pending[0] if len(pending) == 1 else b"".join(pending))
+
+    def close(self) -> None:
+        """Send what is pending, then close."""
+        self._flush()
+        self._inner.close()
+
+    def abort(self) -> None:
+        """Close at once."""
+        self._pending.clear()
+        self._inner.abort()
+
+    def is_closing(self) -> bool:
+        """Whether it is closed, or about to be."""
+        return self._inner.is_closing()
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        """Of the socket below."""
+        return self._inner.get_extra_info(name, default)
+
+    def pause_reading(self) -> None:
+        """Stop receiving."""
+        self._inner.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Go on receiving."""
+        self._inner.resume_reading()
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        """Who receives from now on."""
+        self._inner.set_protocol(protocol)

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -31,24 +30,17 @@ class Phase(enum.StrEnum):
     DECODE = "decode"
 
 
-@dataclass(frozen=True, slots=True)
-class TimeLimits:
-    """Bounds on the phases of one request, in seconds."""
-
-    total: float
-    first_token: float = float("inf")
-    idle: float = float("inf")
-
-
 @dataclass(slots=True, eq=False)
 class Inflight:
-    """One request being served. `with` it, so that an interruption becomes its failure."""
+    """One request being served."""
 
     record: Record
     client: Client
     request: Request
     headers: errors.Headers  # for the engine
-    limits: TimeLimits
+    total_seconds_max: float
+    first_token_seconds_max: float = float("inf")  # these two are the backend's
+    idle_seconds_max: float = float("inf")
     explains: bool = False  # the client asked why it went where it went
     may_repeat: bool = True  # once, after the engine's proven death
     call: Call | None = None
@@ -56,29 +48,14 @@ class Inflight:
     phase_since: float = 0.0
     progress_at: float = 0.0  # last data event of the engine
     failure: BaseException | None = None
-    _task: asyncio.Task[object] | None = None
+    task: asyncio.Task[object] | None = None
     _beating: asyncio.Task[None] | None = None
-
-    def __enter__(self) -> Inflight:
-        self._task = asyncio.current_task()
-        self.phase_since = self.record.arrived
-        return self
-
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        task, self._task = self._task, None
-        if self.failure is not None:
-            assert task is not None
-            task.uncancel()
-            if exc_type is asyncio.CancelledError:
-                raise self.failure from None
 
     def interrupt(self, failure: BaseException) -> None:
         """End the request with this failure, wherever it waits; the first one counts."""
-        if self._task is not None and self.failure is None:
+        if self.task is not None and self.failure is None:
             self.failure = failure
-            self._task.cancel()
+            self.task.cancel()
 
     def enter(self, phase: Phase, now: float) -> None:
         """The request is in another phase from now on."""
@@ -86,13 +63,12 @@ class Inflight:
 
     def sweep(self, now: float) -> bool:
         """Time passed: end it if a limit is over; False then."""
-        limits = self.limits
-        if now - self.record.arrived >= limits.total:
-            self.interrupt(errors.TotalTimeout(limits.total))
-        elif self.phase is Phase.PREFILL and now - self.phase_since >= limits.first_token:
-            self.interrupt(errors.FirstTokenTimeout(limits.first_token))
-        elif self.phase is Phase.DECODE and now - self.progress_at >= limits.idle:
-            self.interrupt(errors.IdleTimeout(limits.idle))
+        if now - self.record.arrived >= self.total_seconds_max:
+            self.interrupt(errors.TotalTimeout(self.total_seconds_max))
+        elif self.phase is Phase.PREFILL and now - self.phase_since >= self.first_token_seconds_max:
+            self.interrupt(errors.FirstTokenTimeout(self.first_token_seconds_max))
+        elif self.phase is Phase.DECODE and now - self.progress_at >= self.idle_seconds_max:
+            self.interrupt(errors.IdleTimeout(self.idle_seconds_max))
         return self.failure is None
 
     def beat(self, now: float) -> None:
@@ -121,19 +97,20 @@ class Inflights:
         self._empty = asyncio.Event()
         self._empty.set()
 
-    @contextmanager
-    def enter(self, live: Inflight) -> Iterator[None]:
-        """Serve this request inside."""
-        id = live.record.id
-        self.by_id[id] = live
+    def serve(self, live: Inflight) -> _Serving:
+        """Serve this request inside `with`, so that an interruption becomes its failure."""
+        return _Serving(self, live)
+
+    def enter(self, live: Inflight) -> None:
+        """This request is being served."""
+        self.by_id[live.record.id] = live
         self._empty.clear()
-        try:
-            with live:
-                yield
-        finally:
-            del self.by_id[id]
-            if not self.by_id:
-                self._empty.set()
+
+    def leave(self, live: Inflight) -> None:
+        """It is not any more."""
+        del self.by_id[live.record.id]
+        if not self.by_id:
+            self._empty.set()
 
     def records(self) -> list[Record]:
         """What is known of each so far."""
@@ -162,3 +139,30 @@ class Inflights:
                 silent = now - live.client.last_sent >= self._heartbeat_seconds
                 if live.sweep(now) and live.client.streaming and silent and self._may_beat(live, now):
                     live.beat(now)
+
+
+class _Serving:
+    """The time in which a request can be interrupted. As in `asyncio.timeout`, the cancellation that
+    was an interruption ends here."""
+
+    __slots__ = ("_inflights", "_live")
+
+    def __init__(self, inflights: Inflights, live: Inflight) -> None:
+        self._inflights = inflights
+        self._live = live
+
+    def __enter__(self) -> None:
+        self._live.task = asyncio.current_task()
+        self._live.phase_since = self._live.record.arrived
+        self._inflights.enter(self._live)
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        live, task = self._live, self._live.task
+        live.task = None
+        self._inflights.leave(live)
+        if live.failure is not None and task is not None:
+            task.uncancel()
+            if exc_type is asyncio.CancelledError:
+                raise live.failure from None

@@ -19,6 +19,7 @@ import uvicorn
 
 from gateway import errors
 from gateway.app import Gateway
+from gateway.edge import EdgeProtocol
 
 BACKLOG = 2048  # agents come in bursts; a short backlog shows as seconds of connect time
 KEEP_ALIVE_SECONDS = 75
@@ -32,13 +33,14 @@ class Listener(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
-                http="httptools",
+                http=EdgeProtocol,
                 ws="none",
                 lifespan="on" if lifespan == "on" else "off",
                 log_config=None,
                 access_log=False,
                 server_header=False,
                 date_header=False,
+                proxy_headers=False,
                 timeout_keep_alive=KEEP_ALIVE_SECONDS,
                 timeout_graceful_shutdown=LAST_SECONDS,
             )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from gateway import errors
 from gateway.accounting import Usage, usage_from
@@ -71,9 +71,8 @@ class Relay:
         member = self._fleet.members[slot.lease.backend]
         record, request = live.record, live.request
         record.backend, record.dispatched = member.name, self._clock()
-        live.limits = replace(
-            live.limits, first_token=member.timeouts.first_token_seconds, idle=member.timeouts.idle_seconds
-        )
+        live.first_token_seconds_max = member.timeouts.first_token_seconds
+        live.idle_seconds_max = member.timeouts.idle_seconds
         live.enter(Phase.PREFILL, record.dispatched)
         live.client.headers = describe(slot, live)
         streams = request.stream or member.engine.streams_always

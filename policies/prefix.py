@@ -9,7 +9,7 @@ that hashed them sent every session to one GPU while the other stood idle for 14
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from dataclasses import dataclass
 
 
@@ -31,7 +31,7 @@ class PrefixShadow:
     def __init__(self, sequences_max: int = 1) -> None:
         self.sequences_max = sequences_max
         self._sequences: OrderedDict[int, tuple[Link, ...]] = OrderedDict()  # by last digest, oldest first
-        self._holders: Counter[int] = Counter()  # digest -> sequences that contain it
+        self._holders: dict[int, int] = {}  # digest -> sequences that contain it
 
     def __len__(self) -> int:
         return len(self._sequences)
@@ -50,7 +50,8 @@ class PrefixShadow:
                 self._forget(link.digest)
                 break
         self._sequences[chain[-1].digest] = chain
-        self._holders.update(link.digest for link in chain)
+        for link in chain:
+            self._holders[link.digest] = self._holders.get(link.digest, 0) + 1
         while len(self._sequences) > self.sequences_max:
             self._forget(next(iter(self._sequences)))
 
@@ -61,6 +62,7 @@ class PrefixShadow:
 
     def _forget(self, last: int) -> None:
         for link in self._sequences.pop(last):
-            self._holders[link.digest] -= 1
-            if not self._holders[link.digest]:
+            if self._holders[link.digest] == 1:
                 del self._holders[link.digest]
+            else:
+                self._holders[link.digest] -= 1
