@@ -1,0 +1,336 @@
+"""Every option of the configuration, declared once: name, type, bounds, default, meaning.
+
+`gateway.settings` reads them; the README's table is made from `options`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import date
+from typing import Annotated, Any, Literal, get_args, get_origin
+from urllib.parse import urlsplit
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationInfo,
+    field_validator,
+)
+from pydantic.fields import FieldInfo
+
+from policies.types import Limits
+
+PREFIX = "SLOTGATE_"
+
+Table = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Later:
+    """Marks an option whose part is not built yet: only its default is accepted, because an option
+    that were ignored would promise what does not happen (a `[redis]` url multiplies slots)."""
+
+    part: str
+    accepts: tuple[object, ...] = ()  # beside the default
+
+
+def _url(text: str) -> str:
+    """The engine's base URL: lower-case origin, path without `/v1` and closing slashes."""
+    try:
+        parts = urlsplit(text)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        raise ValueError("is not a URL") from None
+    if not re.fullmatch(r"[!-~]+", text) or parts.scheme not in ("http", "https") or not host or port == 0:
+        raise ValueError("must be a URL as http://HOST:PORT or https://HOST:PORT")
+    if "@" in parts.netloc:
+        raise ValueError("must not hold credentials; use api_key")
+    if parts.query or parts.fragment:
+        raise ValueError("must not have a query or fragment")
+    host = f"[{host}]" if ":" in host else host
+    port = None if port == {"http": 80, "https": 443}[parts.scheme] else port
+    path = parts.path.rstrip("/").removesuffix("/v1").rstrip("/")
+    return f"{parts.scheme}://{host}{f':{port}' if port else ''}{path}"
+
+
+def _name_of(validated: Table) -> str:
+    """A backend's name from its URL's host and port, for one that was given none."""
+    host_and_port = urlsplit(validated["url"]).netloc
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", host_and_port).strip("-")[:64]
+
+
+def _header_safe(secret: SecretStr) -> SecretStr:
+    if not re.fullmatch(r"[!-~]*", secret.get_secret_value()):
+        raise ValueError("must be printable ASCII without blanks, as it goes into a header")
+    return secret
+
+
+def _calendar_date(value: object) -> object:
+    if not isinstance(value, str | date):  # pydantic would read a number as seconds since 1970
+        raise ValueError('must be a date as "2027-01-31"')
+    return value
+
+
+Port = Annotated[int, Field(strict=True, ge=0, le=65535)]  # 0: any free one, for tests
+Count = Annotated[int, Field(strict=True, ge=1, le=2**53)]
+CountFromZero = Annotated[int, Field(strict=True, ge=0, le=2**53)]
+Seconds = Annotated[float, Field(strict=True, gt=0, le=366 * 86_400)]  # timers take no more; nan falls out
+SecondsFromZero = Annotated[float, Field(strict=True, ge=0, le=366 * 86_400)]
+Host = Annotated[str, Field(pattern=r"^[0-9A-Za-z.:_-]+$")]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
+Secret = Annotated[SecretStr, AfterValidator(_header_safe)]
+Sha256 = Annotated[str, Field(pattern=r"^[0-9A-Fa-f]{64}$"), AfterValidator(str.lower)]
+Texts = tuple[str, ...]
+
+
+class Section(BaseModel):
+    """A table of the configuration."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+    @field_validator("*")
+    @classmethod
+    def _not_yet(cls, value: object, info: ValidationInfo) -> object:
+        option = cls.model_fields[info.field_name or ""]
+        later = _later(option)
+        if later and value not in (option.default, *later.accepts):
+            raise ValueError(f"this version has no {later.part} yet; remove it")
+        return value
+
+
+class ServerSettings(Section):
+    """Where the gateway listens, and how it stops."""
+
+    host: Host = Field(default="127.0.0.1", description="address of the client port")
+    port: Port = Field(default=8400, description="clients: /v1/*, /tokenize, /health, /ready, /metrics")
+    admin_host: Host = Field(default="127.0.0.1", description="address of the admin port")
+    admin_port: Port = Field(default=8401, description="operators: /admin/*, /console, /metrics")
+    admin_token: Secret = Field(default=SecretStr(""), description="required when admin_host is not loopback")
+    body_bytes_max: Count = Field(default=33_554_432, description="largest request body")
+    shutdown_pause_seconds: SecondsFromZero = Field(
+        default=5.0, description="after SIGTERM: not ready, still serving, so that balancers notice"
+    )
+    shutdown_seconds: SecondsFromZero = Field(
+        default=120.0, description="then no new requests; running and waiting ones have this long to finish"
+    )
+    allowed_backends: Annotated[Texts, Later("backends added while it runs")] = Field(
+        default=(), description="host[:port] or CIDR that POST /admin/backends may add"
+    )
+
+
+class KeySettings(Section):
+    """A client key. None at all: the client port is open to whoever reaches it."""
+
+    name: Name = Field(description="name in accounts and logs")
+    sha256: Sha256 = Field(repr=False, description="SHA-256 of the key, 64 hexadecimal digits")
+    models: Texts = Field(default=(), description="models it may use; empty: all")
+    priority: Literal["interactive", "agent", "batch"] = Field(
+        default="interactive", description="the highest class this key may ask for"
+    )
+    expires: Annotated[date, BeforeValidator(_calendar_date)] | None = Field(
+        default=None, description="the first day, in UTC, on which it is refused"
+    )
+    concurrency_max: Annotated[CountFromZero, Later("limits per key")] = Field(
+        default=0, description="requests of this key at a time"
+    )
+
+
+class QueueSettings(Section):
+    """Bounds of the one queue, and what waiting clients get."""
+
+    waiting_max: Count = Field(default=1024, description="requests that may wait")
+    waiting_bytes_max: Count = Field(default=268_435_456, description="bodies of waiting requests")
+    wait_seconds_max: Seconds = Field(default=900.0, description="longest wait for a slot")
+    total_seconds_max: Seconds = Field(default=3600.0, description="wait and generation of one request")
+    unavailable_grace_seconds: SecondsFromZero = Field(
+        default=60.0, description="all backends of a model down: wait this long before 503"
+    )
+    heartbeat: Literal["auto", "chunk", "comment", "off"] = Field(
+        default="auto", description="what a streaming client gets while nothing else is sent"
+    )
+    heartbeat_seconds: Seconds = Field(default=10.0, description="silence before each heartbeat")
+
+
+class RoutingSettings(Section):
+    """How calls are spread over backends."""
+
+    prefill_gate_seconds: Seconds = Field(default=1.0, description="more uncached prefill than this is long")
+    long_prefills_per_backend: Count = Field(default=1, description="long prefills at a time on one backend")
+    interactive_reserve_slots: CountFromZero = Field(
+        default=1,
+        description="kept for interactive calls on backends with more than 2 slots, while such calls come",
+    )
+    hold_seconds_max: Annotated[SecondsFromZero, Later("hold for a warm slot")] = Field(
+        default=60.0, description="longest wait for a slot with a cached prefix"
+    )
+
+
+class TimeoutSettings(Section):
+    """How long an engine may be silent."""
+
+    connect_seconds: Seconds = Field(default=5.0, description="until it accepts the connection")
+    first_token_seconds: Seconds = Field(default=900.0, description="from dispatch to the first token")
+    idle_seconds: Seconds = Field(default=120.0, description="between data events after the first token")
+
+
+class WarmupSettings(Section):
+    """What a backend must answer before it takes calls, at the start and after each restart."""
+
+    requests: CountFromZero = Field(default=2, description="short requests sent first; 0: none")
+
+
+class BackendSettings(Section):
+    """One running engine."""
+
+    url: Annotated[str, AfterValidator(_url)] = Field(description="http(s)://HOST:PORT, with or without /v1")
+    name: Name = Field(
+        default_factory=_name_of, description="name in metrics and commands; none: host and port of the URL"
+    )
+    engine: Literal["auto", "llamacpp", "openai"] = Field(
+        default="auto", description="kind of engine; openai: any that speaks OpenAI's protocol"
+    )
+    slots: Count | None = Field(default=None, description="overrides what the engine reports; unknown: 1")
+    context_tokens: Count | None = Field(
+        default=None, description="context of one slot; else as the engine reports"
+    )
+    kv_tokens: Annotated[CountFromZero, Later("shared token budgets")] = Field(
+        default=0, description="tokens that all running requests may hold together"
+    )
+    models: Texts = Field(default=(), description="models it serves; empty: as the engine lists them")
+    backup: Annotated[bool, Later("backup backends")] = Field(
+        default=False, description="used only while no other backend can serve"
+    )
+    api_key: Secret = Field(default=SecretStr(""), description="sent to this backend only")
+    tls_ca_file: str = Field(default="", description="certificate authorities for https; empty: the system's")
+    max_tokens_default: Annotated[CountFromZero, Later("default for max_tokens")] = Field(
+        default=0, description="put in where an engine reserves by max_tokens and the client gave none"
+    )
+    timeouts: TimeoutSettings = TimeoutSettings()
+    warmup: WarmupSettings = WarmupSettings()
+
+
+class PrefixSettings(Section):
+    """Stabilising of prompts."""
+
+    stabilise: Annotated[str, Later("prompt stabilising")] = Field(
+        default="off", description="off | tools | all"
+    )
+    patterns: Annotated[Texts, Later("prompt stabilising")] = Field(default=(), description="volatile spans")
+    agents: Annotated[Table, Later("prompt stabilising")] = Field(default={}, description="the same by agent")
+
+
+class AccountingSettings(Section):
+    """The journal of requests."""
+
+    journal: Annotated[str, Later("journal", accepts=("",))] = Field(
+        default="slotgate.db", description="its file"
+    )
+    journal_days: Annotated[Count, Later("journal")] = Field(default=30, description="age at which rows go")
+    journal_bytes_max: Annotated[Count, Later("journal")] = Field(
+        default=1_073_741_824, description="its size"
+    )
+
+
+class RedisSettings(Section):
+    """Slots shared by several gateways."""
+
+    url: Annotated[str, Later("shared slots")] = Field(
+        default="", description="set: slots are shared", repr=False
+    )
+    pool: Annotated[str, Later("shared slots")] = Field(
+        default="default", description="gateways of one pool share"
+    )
+    lease_seconds: Annotated[Seconds, Later("shared slots")] = Field(
+        default=15.0, description="until a lost one frees"
+    )
+
+
+class Settings(Section):
+    """A whole, valid configuration."""
+
+    server: ServerSettings = ServerSettings()
+    keys: tuple[KeySettings, ...] = ()
+    queue: QueueSettings = QueueSettings()
+    routing: RoutingSettings = RoutingSettings()
+    backends: tuple[BackendSettings, ...] = ()
+    models: Annotated[Table, Later("model aliases")] = Field(default={}, description="aliases of models")
+    prefix: PrefixSettings = PrefixSettings()
+    accounting: AccountingSettings = AccountingSettings()
+    redis: RedisSettings = RedisSettings()
+
+    def limits(self) -> Limits:
+        """The bounds that admission keeps."""
+        return Limits(
+            waiting_max=self.queue.waiting_max,
+            waiting_bytes_max=self.queue.waiting_bytes_max,
+            wait_seconds_max=self.queue.wait_seconds_max,
+            unavailable_grace_seconds=self.queue.unavailable_grace_seconds,
+            prefill_gate_seconds=self.routing.prefill_gate_seconds,
+            long_prefills_per_backend=self.routing.long_prefills_per_backend,
+            interactive_reserve_slots=self.routing.interactive_reserve_slots,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option, for people: a row of the README."""
+
+    name: str  # dotted, `[]` after a list
+    type: str
+    default: str  # as in TOML; "" where there is none
+    description: str
+    variable: str | None  # None: set with its whole list
+    later: bool  # of a part that this version does not have
+
+
+def options() -> list[Option]:
+    """All options in the order of their declaration."""
+    return [
+        Option(
+            name=name,
+            type=_type(option.annotation),
+            default=_default(option),
+            description=option.description or "",
+            variable=None if "[]" in name or "." not in name else PREFIX + name.replace(".", "__").upper(),
+            later=_later(option) is not None,
+        )
+        for name, option in _walk(Settings)
+    ]
+
+
+def _walk(section: type[BaseModel], above: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    for name, option in section.model_fields.items():
+        listed = get_origin(option.annotation) is tuple
+        inner: Any = get_args(option.annotation)[0] if listed else option.annotation
+        if isinstance(inner, type) and issubclass(inner, Section):
+            yield from _walk(inner, f"{above}{name}{'[]' * listed}.")
+        else:
+            yield above + name, option
+
+
+def _later(option: FieldInfo) -> Later | None:
+    return next((mark for mark in option.metadata if isinstance(mark, Later)), None)
+
+
+def _type(annotation: Any) -> str:
+    """An option's type in the words of TOML."""
+    if get_origin(annotation) is Annotated or type(None) in get_args(annotation):
+        return _type(get_args(annotation)[0])
+    if get_origin(annotation) is Literal:
+        return " | ".join(get_args(annotation))
+    names = {int: "integer", float: "number", bool: "boolean", str: "text", SecretStr: "secret", date: "date"}
+    return {Texts: "list of text", Table: "table"}.get(annotation) or names[annotation]
+
+
+def _default(option: FieldInfo) -> str:
+    if option.is_required() or option.default_factory or option.default is None:
+        return ""
+    value = option.default
+    return json.dumps(value.get_secret_value() if isinstance(value, SecretStr) else value)
