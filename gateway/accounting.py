@@ -1,0 +1,256 @@
+"""What one request was: tokens, times, outcome, and where each figure comes from.
+
+Tokens are counted by the engine, never by counting events: with speculation one event carries several
+tokens, and published figures that were counted so are 4.5 times too low. Where no count arrives, as
+when a client leaves in mid-stream, bytes times a learnt ratio stand in, and the record says so.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from policies.types import Priority
+
+TOKENS_MAX = 2**40  # what an engine counts beyond it is no count
+
+# Priors of tokens per byte. A chunk of a stream is 218 to 277 bytes on llama.cpp and vLLM, of which
+# the token's text is four: the envelope decides. A whole answer is text but for one envelope.
+TOKENS_PER_EVENT_BYTE = 1 / 240
+TOKENS_PER_DOCUMENT_BYTE = 1 / 5
+
+RATIO_WEIGHT = 0.2  # of the newest record
+RATIOS_MAX = 1000  # models; beyond it the prior serves
+
+# After a dispatch that ends so, the engine has not worked on the prompt.
+UNTOUCHED = frozenset({"rejected", "invalid", "wait_timeout", "no_backend"})
+
+
+class TokenSource(enum.StrEnum):
+    """Where the token counts of a record come from; the weakest source of any of them."""
+
+    REPORTED = "reported"
+    ENGINE_TIMINGS = "engine_timings"
+    ESTIMATED = "estimated"
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What an engine counted. None: it did not say. `prompt_tokens` includes cached ones."""
+
+    source: TokenSource
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    completion_tokens: int | None = None
+    reasoning_tokens: int | None = None
+    spec_drafted: int | None = None
+    spec_accepted: int | None = None
+
+
+def usage_from(chunk: Mapping[str, object]) -> Usage | None:
+    """The counts in a chunk or whole answer: OpenAI's `usage`, else llama.cpp's `timings`; where both
+    stand, `timings` adds only the drafts. None where neither counts anything."""
+    usage, timings = _table(chunk, "usage"), _table(chunk, "timings")
+    if not usage and not timings:
+        return None
+    drafted, accepted = _count(timings, "draft_n"), _count(timings, "draft_n_accepted")
+    prompt, completion = _count(usage, "prompt_tokens"), _count(usage, "completion_tokens")
+    if prompt is not None or completion is not None:
+        return Usage(
+            TokenSource.REPORTED,
+            prompt,
+            _count(_table(usage, "prompt_tokens_details"), "cached_tokens"),
+            completion,
+            _count(_table(usage, "completion_tokens_details"), "reasoning_tokens"),
+            drafted,
+            accepted,
+        )
+    computed, cached = _count(timings, "prompt_n"), _count(timings, "cache_n")
+    prompt = computed + cached if computed is not None and cached is not None else None
+    completion = _count(timings, "predicted_n")
+    if prompt is None and completion is None:
+        return None
+    return Usage(TokenSource.ENGINE_TIMINGS, prompt, cached, completion, None, drafted, accepted)
+
+
+def _table(within: Mapping[str, object], name: str) -> Mapping[str, object]:
+    value = within.get(name)
+    return value if isinstance(value, Mapping) else {}
+
+
+def _count(within: Mapping[str, object], name: str) -> int | None:
+    value = within.get(name)
+    return value if type(value) is int and 0 <= value <= TOKENS_MAX else None
+
+
+@dataclass(slots=True, eq=False)
+class Record:
+    """One request, from arrival to end. Times are seconds on the monotonic clock; None: not known, or
+    it did not happen."""
+
+    id: str
+    route: str
+    arrived: float
+    model: str = ""
+    agent: str = ""
+    key: str = ""
+    priority: Priority | None = None
+    conversation: str | None = None
+    streamed: bool = False  # to the client
+    backend: str = ""  # of the last dispatch
+    dispatched: float | None = None  # the last time
+    first_token: float | None = None
+    last_token: float | None = None
+    ended: float | None = None
+    prompt_tokens_estimated: int | None = None
+    cached_tokens_predicted: int | None = None
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    completion_tokens: int | None = None  # reasoning included
+    reasoning_tokens: int | None = None
+    spec_drafted: int | None = None
+    spec_accepted: int | None = None
+    source: TokenSource | None = None
+    events: int = 0  # with tokens; 0: a whole document
+    answer_bytes: int = 0  # of these events, or of the document
+    outcome: str | None = None
+    error: str | None = None  # its code
+    retries: int = 0
+
+    def count(self, usage: Usage) -> None:
+        """Take over what the engine counted. Engines repeat running totals: the last count stands,
+        and nothing is added up."""
+        if self.source is not TokenSource.REPORTED or usage.source is TokenSource.REPORTED:
+            self.source = usage.source
+            for name in ("prompt_tokens", "cached_tokens", "completion_tokens", "reasoning_tokens"):
+                if (counted := getattr(usage, name)) is not None:
+                    setattr(self, name, counted)
+        if usage.spec_drafted is not None:
+            self.spec_drafted, self.spec_accepted = usage.spec_drafted, usage.spec_accepted
+
+    @property
+    def counted(self) -> bool:
+        """Whether the engine itself counted all tokens."""
+        return self.source is not None and self.source is not TokenSource.ESTIMATED
+
+    @property
+    def queue_wait(self) -> float | None:
+        """Seconds from arrival to the dispatch that led to the answer."""
+        return _between(self.arrived, self.dispatched)
+
+    @property
+    def ttft(self) -> float | None:
+        """Seconds from arrival to the first token of any kind."""
+        return _between(self.arrived, self.first_token)
+
+    @property
+    def backend_ttft(self) -> float | None:
+        """Seconds from dispatch to the first token."""
+        return _between(self.dispatched, self.first_token)
+
+    @property
+    def tpot(self) -> float | None:
+        """Seconds per token after the first. A burst in one event has no duration to divide."""
+        tokens, seconds = self.completion_tokens, _between(self.first_token, self.last_token)
+        if not self.counted or not tokens or tokens < 2 or not seconds:
+            return None
+        return seconds / (tokens - 1)
+
+    @property
+    def seconds(self) -> float | None:
+        """Seconds from arrival to the end."""
+        return _between(self.arrived, self.ended)
+
+
+def _between(start: float | None, end: float | None) -> float | None:
+    return None if start is None or end is None else end - start
+
+
+class ByteRatio:
+    """Tokens per byte of answer, by model, learnt from answers that were counted."""
+
+    def __init__(self, prior: float) -> None:
+        self._prior = prior
+        self._learnt: dict[str, float] = {}
+
+    def learn(self, model: str, tokens: int, answer_bytes: int) -> None:
+        """An answer of this many bytes had this many tokens."""
+        seen = tokens / answer_bytes
+        known = self._learnt.get(model)
+        if known is not None:
+            self._learnt[model] = known + RATIO_WEIGHT * (seen - known)
+        elif len(self._learnt) < RATIOS_MAX:
+            self._learnt[model] = seen
+
+    def tokens(self, model: str, answer_bytes: int) -> int:
+        """About how many tokens these bytes are; at least one, if there are any."""
+        tokens = round(answer_bytes * self._learnt.get(model, self._prior))
+        return max(tokens, 1) if answer_bytes else 0
+
+
+@dataclass(slots=True)
+class Totals:
+    """Sums over requests; what is not known adds nothing."""
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    reasoning_tokens: int = 0
+
+    def add(self, record: Record) -> None:
+        """Count one ended request."""
+        self.requests += 1
+        self.prompt_tokens += record.prompt_tokens or 0
+        self.cached_tokens += record.cached_tokens or 0
+        self.completion_tokens += record.completion_tokens or 0
+        self.reasoning_tokens += record.reasoning_tokens or 0
+
+
+class Observer(Protocol):
+    """Who wants to know of each request that ended."""
+
+    def observe(self, record: Record) -> None:
+        """The record is complete and will not change."""
+        ...
+
+
+class Accounts:
+    """Closes records, and keeps the sums since the start."""
+
+    def __init__(self, metrics: Observer) -> None:
+        self._metrics = metrics
+        self._event_ratio = ByteRatio(TOKENS_PER_EVENT_BYTE)
+        self._document_ratio = ByteRatio(TOKENS_PER_DOCUMENT_BYTE)
+        self.outcomes: Counter[str] = Counter()
+        self.totals: defaultdict[TokenSource, Totals] = defaultdict(Totals)
+
+    def close(self, record: Record, now: float) -> None:
+        """The request is over, whatever became of it. A record closes once; again does nothing."""
+        if record.ended is not None:
+            return
+        record.ended = now
+        if record.outcome is None:  # the gateway itself failed: what the client was told is a 500
+            record.outcome = "backend_failed"
+        self._estimate(record)
+        self.outcomes[record.outcome] += 1
+        if record.source is not None:
+            self.totals[record.source].add(record)
+        self._metrics.observe(record)
+
+    def _estimate(self, record: Record) -> None:
+        """Learn from an answer that was counted; put estimates where counts are missing."""
+        ratio = self._event_ratio if record.events else self._document_ratio
+        if record.completion_tokens is None or record.prompt_tokens is None:
+            if record.dispatched is None or record.outcome in UNTOUCHED:
+                return
+            record.source = TokenSource.ESTIMATED
+            if record.prompt_tokens is None:
+                record.prompt_tokens = record.prompt_tokens_estimated
+            if record.completion_tokens is None:
+                record.completion_tokens = ratio.tokens(record.model, record.answer_bytes)
+        elif record.completion_tokens and record.answer_bytes and record.outcome == "completed":
+            ratio.learn(record.model, record.completion_tokens, record.answer_bytes)
