@@ -1,0 +1,95 @@
+"""What is let in, by size and time."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from gateway import edge, errors
+
+
+def receiver(*messages: dict[str, Any]) -> edge.Receive:
+    remaining = list(messages)
+
+    async def receive() -> dict[str, Any]:
+        return remaining.pop(0)
+
+    return receive
+
+
+def part(body: bytes, more: bool = False) -> dict[str, Any]:
+    return {"type": "http.request", "body": body, "more_body": more}
+
+
+async def test_a_body_in_parts_is_whole() -> None:
+    """However it is cut, the body is what was sent."""
+    assert await edge.read_body(receiver(part(b"ab")), {}, 10) == b"ab"
+    assert await edge.read_body(receiver(part(b"a", True), part(b"", True), part(b"b")), {}, 10) == b"ab"
+
+
+@pytest.mark.parametrize(
+    ("headers", "messages"),
+    [
+        ({b"content-length": b"11"}, ()),
+        ({}, (part(b"x" * 11),)),
+        ({}, (part(b"x" * 6, True), part(b"x" * 6, True))),
+        ({b"content-length": b"2"}, (part(b"x" * 11),)),
+    ],
+)
+async def test_a_body_over_the_limit_is_refused(headers: dict[bytes, bytes], messages: Any) -> None:
+    """Declared or not, in one piece or many; what is declared is not even read."""
+    with pytest.raises(errors.BodyTooLarge):
+        await edge.read_body(receiver(*messages), headers, 10)
+
+
+async def test_a_client_that_leaves_in_the_middle_is_gone() -> None:
+    """A disconnect before the end of the body is no error to answer."""
+    with pytest.raises(errors.ClientGone):
+        await edge.read_body(receiver(part(b"x", True), {"type": "http.disconnect"}), {}, 10)
+
+
+def test_headers_have_limits() -> None:
+    """Too many fields or bytes are refused; the parser below has no limit of its own."""
+    assert edge.headers_of({"headers": [(b"a", b"1"), (b"b", b"2")]}) == {b"a": b"1", b"b": b"2"}
+    with pytest.raises(errors.HeadersTooLarge):
+        edge.headers_of({"headers": [(b"a", b"1")] * 101})
+    with pytest.raises(errors.HeadersTooLarge):
+        edge.headers_of({"headers": [(b"a", b"x" * 65_536)]})
+
+
+class Recorder(asyncio.Transport):
+    """A transport that remembers its writes."""
+
+    def __init__(self) -> None:
+        self.writes: list[bytes] = []
+        self.closed = False
+
+    def write(self, data: Any) -> None:
+        self.writes.append(bytes(data))
+
+    def close(self) -> None:
+        self.closed = True
+
+
+async def test_writes_of_one_turn_are_joined() -> None:
+    """Head, events and end that are written in one turn of the loop are one write below."""
+    below = Recorder()
+    transport = edge.JoiningTransport(below, asyncio.get_running_loop())
+    transport.write(b"a")
+    transport.write(b"b")
+    await asyncio.sleep(0)
+    transport.write(b"c")
+    await asyncio.sleep(0)
+    assert below.writes == [b"ab", b"c"]
+
+
+async def test_nothing_pending_is_lost_by_close() -> None:
+    """What was written before a close goes out first."""
+    below = Recorder()
+    transport = edge.JoiningTransport(below, asyncio.get_running_loop())
+    transport.write(b"a")
+    transport.close()
+    assert below.writes == [b"a"]
+    assert below.closed

@@ -1,0 +1,79 @@
+"""Who asks, in which conversation, with what urgency."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from gateway.accounting import Record
+from gateway.auth import OPEN, Key
+from gateway.engines.base import CHAT
+from gateway.identify import agent_of, call_of, conversation_of, priority_of, start_by
+from gateway.request import Request, parse
+from policies.types import Priority
+
+
+def request(**more: Any) -> Request:
+    body = {"model": "m", "messages": [{"role": "user", "content": "x"}]} | more
+    return parse(json.dumps(body).encode(), CHAT)
+
+
+def test_the_agent_is_named_by_header_body_or_key() -> None:
+    """Each stands in where the one before is missing."""
+    assert agent_of({b"x-slotgate-agent": b"a"}, request(user="u"), OPEN) == "a"
+    assert agent_of({}, request(user="u"), OPEN) == "u"
+    assert agent_of({}, request(), Key("team")) == "team"
+    assert len(agent_of({b"x-slotgate-agent": b"a" * 999}, request(), OPEN)) == 128
+
+
+def test_the_conversation_is_what_the_harness_names() -> None:
+    """Headers of known harnesses first, then the body; None leaves it to the message hashes."""
+    assert conversation_of({b"x-session-id": b"s"}, request()) == "s"
+    assert conversation_of({}, request(prompt_cache_key="k")) == "k"
+    assert conversation_of({}, request(metadata={"session_id": "i"})) == "i"
+    assert conversation_of({}, request()) is None
+
+
+@pytest.mark.parametrize(
+    ("header", "body", "tokens", "ceiling", "expected"),
+    [
+        (b"batch", {}, 10, Priority.INTERACTIVE, Priority.BATCH),
+        (b"INTERACTIVE", {"tools": [{}]}, 10, Priority.INTERACTIVE, Priority.INTERACTIVE),
+        (b"interactive", {}, 10, Priority.AGENT, Priority.AGENT),
+        (b"nonsense", {}, 10, Priority.INTERACTIVE, Priority.INTERACTIVE),
+        (b"", {}, 10, Priority.INTERACTIVE, Priority.INTERACTIVE),
+        (b"", {}, 10, Priority.BATCH, Priority.BATCH),
+        (b"", {}, 4096, Priority.INTERACTIVE, Priority.AGENT),
+        (b"", {"max_tokens": 1024}, 10, Priority.INTERACTIVE, Priority.INTERACTIVE),
+        (b"", {"max_tokens": 1025}, 10, Priority.INTERACTIVE, Priority.AGENT),
+        (b"", {"tools": [{"type": "function"}]}, 10, Priority.INTERACTIVE, Priority.AGENT),
+    ],
+)
+def test_the_class_is_asked_for_or_seen(
+    header: bytes, body: dict[str, Any], tokens: int, ceiling: Priority, expected: Priority
+) -> None:
+    """A header up to the key's ceiling, else the shape of the request; unknown classes are ignored."""
+    headers = {b"x-slotgate-priority": header} if header else {}
+    assert priority_of(headers, request(**body), Key("k", priority=ceiling), tokens) is expected
+
+
+def test_a_read_limit_counts_only_without_heartbeats() -> None:
+    """A client that is kept patient has no deadline; nonsense is none either."""
+    headers = {b"x-stainless-read-timeout": b"30.0"}
+    assert start_by(headers, 100.0, heartbeats=False) == 130.0
+    assert start_by(headers, 100.0, heartbeats=True) is None
+    for nonsense in (b"", b"x", b"-1", b"nan", b"inf", b"1e99"):
+        assert start_by({b"x-stainless-read-timeout": nonsense}, 0.0, heartbeats=False) is None
+
+
+def test_a_call_holds_no_text() -> None:
+    """What scheduling sees is lengths, hashes and names."""
+    record = Record("id", CHAT, 5.0)
+    asked = request(messages=[{"role": "user", "content": "secret words"}], max_tokens=7)
+    call = call_of(record, {}, asked, OPEN, prompt_tokens=9, heartbeats=True)
+    assert (call.id, call.prompt_tokens, call.output_tokens_max) == ("id", 9, 7)
+    assert call.chain[-1].end_bytes == asked.prompt_bytes
+    assert "secret" not in repr(call)
+    assert record.priority is call.priority

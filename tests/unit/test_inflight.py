@@ -1,0 +1,148 @@
+"""Interruptions, time limits and heartbeats of requests being served."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from gateway import errors
+from gateway.accounting import Record
+from gateway.client import Client, heartbeat
+from gateway.engines.base import CHAT, COMPLETIONS
+from gateway.inflight import Inflight, Inflights, Phase
+from gateway.request import parse
+
+BODY = b'{"model":"m","stream":true,"messages":[{"role":"user","content":"x"}]}'
+
+
+class Wire:
+    """What a client was sent."""
+
+    def __init__(self) -> None:
+        self.messages: list[dict[str, Any]] = []
+
+    async def __call__(self, message: Any) -> None:
+        self.messages.append(message)
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(message.get("body", b"") for message in self.messages)
+
+
+def inflight(wire: Wire, total: float = 100.0) -> Inflight:
+    client = Client(wire, "r1", 0.0)
+    client.streaming = True
+    client.beat_with(b": waiting\n\n")
+    return Inflight(Record("r1", CHAT, 0.0), client, parse(BODY, CHAT), [], total)
+
+
+def inflights(may_beat: bool = True) -> Inflights:
+    return Inflights(10.0, lambda live, now: may_beat, lambda: 0.0)
+
+
+async def test_an_interruption_becomes_its_failure() -> None:
+    """A request that waits anywhere ends with the failure it was interrupted with; the task lives on."""
+    live = inflight(Wire())
+    asyncio.get_running_loop().call_soon(live.interrupt, errors.ClientGone())
+    with pytest.raises(errors.ClientGone), inflights().serve(live):
+        await asyncio.sleep(60)
+    await asyncio.sleep(0)
+    task = asyncio.current_task()
+    assert task is not None
+    assert task.cancelling() == 0
+
+
+async def test_the_first_interruption_counts() -> None:
+    """A client that leaves after its time limit does not change the outcome."""
+    live = inflight(Wire())
+    loop = asyncio.get_running_loop()
+    loop.call_soon(live.interrupt, errors.TotalTimeout(1))
+    loop.call_soon(live.interrupt, errors.ClientGone())
+    with pytest.raises(errors.TotalTimeout), inflights().serve(live):
+        await asyncio.sleep(60)
+
+
+async def test_a_foreign_cancellation_stays_one() -> None:
+    """Only interruptions are turned into failures; the server's own cancellation passes."""
+    live = inflight(Wire())
+
+    async def serve() -> None:
+        with inflights().serve(live):
+            await asyncio.sleep(60)
+
+    task = asyncio.create_task(serve())
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_an_interruption_after_the_end_does_nothing() -> None:
+    """A client that leaves with its whole answer interrupts nobody."""
+    live = inflight(Wire())
+    with inflights().serve(live):
+        pass
+    live.interrupt(errors.ClientGone())
+    await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize(
+    ("phase", "now", "failure"),
+    [
+        (Phase.QUEUED, 99.0, None),
+        (Phase.QUEUED, 100.0, errors.TotalTimeout),
+        (Phase.PREFILL, 19.0, None),
+        (Phase.PREFILL, 20.0, errors.FirstTokenTimeout),
+        (Phase.DECODE, 20.0, errors.IdleTimeout),
+        (Phase.DECODE, 4.0, None),
+    ],
+)
+async def test_each_phase_has_its_limit(
+    phase: Phase, now: float, failure: type[errors.Timeout] | None
+) -> None:
+    """The total limit counts from arrival, that of the first token from dispatch, idleness from the
+    last data event."""
+    live = inflight(Wire())
+    live.first_token_seconds_max, live.idle_seconds_max = 20.0, 5.0
+    live.enter(phase, 0.0)
+    live.task = asyncio.create_task(asyncio.sleep(60))
+    assert live.sweep(now) is (failure is None)
+    assert failure is None or isinstance(live.failure, failure)
+    live.task.cancel()
+
+
+async def test_ended_waits_for_the_last() -> None:
+    """A drain is over when the last request has left, or when the time is up."""
+    all_of_them = inflights()
+    live = inflight(Wire())
+    with all_of_them.serve(live):
+        assert not await all_of_them.ended(0.01)
+    assert await all_of_them.ended(0.01)
+
+
+async def test_a_heartbeat_sends_the_head_once() -> None:
+    """The first heartbeat sends the head, the second only itself; an error then is an event."""
+    wire = Wire()
+    live = inflight(wire)
+    for now in (10.0, 20.0):
+        live.beat(now)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+    assert [message["type"] for message in wire.messages].count("http.response.start") == 1
+    assert wire.body == b": waiting\n\n" * 2
+    await live.client.fail(errors.NoBackendReady(None))
+    assert wire.body.endswith(b"}}\n\n")
+    assert b"[DONE]" not in wire.body
+
+
+def test_heartbeats_by_mode() -> None:
+    """Clients that asked for usage get an empty chunk, others a comment; off means nothing."""
+    chunk = heartbeat("auto", CHAT, "m", "r1", include_usage=True)
+    assert chunk.startswith(b'data: {"id":"r1","object":"chat.completion.chunk"')
+    assert b'"choices":[]' in chunk
+    assert heartbeat("auto", CHAT, "m", "r1", include_usage=False).startswith(b":")
+    assert heartbeat("comment", CHAT, "m", "r1", include_usage=True).startswith(b":")
+    assert b"text_completion" in heartbeat("chunk", COMPLETIONS, "m", "r1", include_usage=False)
+    assert heartbeat("off", CHAT, "m", "r1", include_usage=True) == b""
