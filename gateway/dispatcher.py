@@ -32,10 +32,9 @@ class Slot:
 
     async def __aenter__(self) -> Slot:
         dispatcher = self._dispatcher
+        decisions = dispatcher.admission.submit(self.call, dispatcher.clock())
         try:
-            self.lease = await dispatcher.granted(
-                self.call.id, dispatcher.admission.submit(self.call, dispatcher.clock())
-            )
+            self.lease = await dispatcher.granted(self.call.id, decisions)
         except BaseException:
             dispatcher.finish(self.call.id)
             raise
