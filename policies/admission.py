@@ -60,7 +60,7 @@ class Admission:
         self._grants = 0
         self._closed = False
         self._interactive_at: float | None = None
-        self._released_at: float | None = None
+        self._released_at = 0.0  # or since when calls wait, if that is later
         self._release_seconds: float | None = None  # between two releases while calls wait
 
     # -- calls ----------------------------------------------------------------------------------
@@ -72,7 +72,7 @@ class Admission:
             return [rejected]
         if call.priority is Priority.INTERACTIVE:
             self._interactive_at = now
-        self._enqueue(Waiting(call))
+        self._enqueue(Waiting(call), now)
         decisions = self._dispatch(now)
         if call.id in self._waiting and (rejected := self._over_bounds(call, now)):
             self._dequeue(call.id)
@@ -101,7 +101,7 @@ class Admission:
         backend = self.backends[lease.backend]
         backend.paused_until = max(backend.paused_until, now + pause_seconds)
         decisions = self._release(lease, now)
-        self._enqueue(Waiting(call))
+        self._enqueue(Waiting(call), now)
         return decisions + self._dispatch(now)
 
     def leave(self, id: str, now: float) -> list[Decision]:
@@ -121,6 +121,7 @@ class Admission:
         lease = self._leases.get(id)
         if lease is None:
             return []
+        self._measure_release(now)
         return self._release(lease, now) + self._dispatch(now)
 
     def tick(self, now: float) -> list[Decision]:
@@ -180,9 +181,12 @@ class Admission:
     def failed(self, name: str, now: float, reason: str, *, trial: bool = False) -> list[Decision]:
         """A request failed by the engine's fault."""
         backend = self.backends.get(name)
-        if backend is None or not backend.ejection.failed(now, trial=trial):
+        if backend is None or backend.state not in (State.READY, State.EJECTED):
             return []
-        if backend.state not in (State.READY, State.EJECTED):
+        ejected = backend.state is State.EJECTED
+        if ejected and not trial:  # it ran when the backend was ejected: the same failure once more
+            return []
+        if not backend.ejection.failed(now, trial=ejected):
             return []
         self.ejections[name, reason] += 1
         return self._enter(backend, State.EJECTED, reason, now)
@@ -248,9 +252,9 @@ class Admission:
         call = waiting.call
         backends = [b for b in self.backends.values() if b.serves(call)]
         fitting = filters.fitting(call, backends)
-        if backends and not fitting:  # an engine came back with a smaller context
+        if not fitting:  # an engine told its models, or came back with a smaller context
             self._dequeue(call.id)
-            return self._too_long(call, backends)
+            return self._too_long(call, backends) if backends else self._model_not_found(call)
         best: tuple[float, int, Backend, Cost] | None = None
         for backend in fitting:
             price = cost(call, backend)
@@ -299,13 +303,12 @@ class Admission:
         del self._leases[id], backend.leases[id]
         backend.leaving.discard(id)
         backend.prefilling.discard(id)
-        self._measure_release(now)
         if backend.state is State.DRAINING and not backend.leases:
             return self._enter(backend, State.DRAINED, backend.why, now)
         return []
 
     def _measure_release(self, now: float) -> None:
-        if self._waiting and self._released_at is not None:
+        if self._waiting:
             seconds = now - self._released_at
             known = self._release_seconds
             self._release_seconds = seconds if known is None else known + RELEASE_WEIGHT * (seconds - known)
@@ -324,7 +327,9 @@ class Admission:
         ready = [b for b in self.backends.values() if b is not backend and b.state is State.READY]
         return all(any(model in (b.models or ()) for b in ready) for model in backend.models or ())
 
-    def _enqueue(self, waiting: Waiting) -> None:
+    def _enqueue(self, waiting: Waiting, now: float) -> None:
+        if not self._waiting:  # an idle hour says nothing about the rate of releases
+            self._released_at = now
         self._waiting[waiting.call.id] = waiting
         self._waiting_bytes += waiting.call.body_bytes
 
@@ -338,7 +343,7 @@ class Admission:
             return Rejected(call, Refusal.SHUTTING_DOWN)
         backends = [b for b in self.backends.values() if b.serves(call)]
         if not backends:
-            return Rejected(call, Refusal.MODEL_NOT_FOUND, models=self.models())
+            return self._model_not_found(call)
         if not filters.fitting(call, backends):
             return self._too_long(call, backends)
         return None
@@ -371,6 +376,9 @@ class Admission:
         elif now - waiting.unavailable_since >= self.limits.unavailable_grace_seconds:
             return Rejected(call, Refusal.NO_BACKEND_READY, 5.0)
         return None
+
+    def _model_not_found(self, call: Call) -> Rejected:
+        return Rejected(call, Refusal.MODEL_NOT_FOUND, models=self.models())
 
     def _too_long(self, call: Call, backends: Sequence[Backend]) -> Rejected:
         limit = filters.largest_context(backends)

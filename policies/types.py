@@ -186,7 +186,7 @@ class Backend:
     @property
     def half_open(self) -> bool:
         """Ejected, but a single request may try it."""
-        return self.state is State.EJECTED and not any(lease.trial for lease in self.leases.values())
+        return self.state is State.EJECTED and not any(self.leases[id].trial for id in self.prefilling)
 
     def serves(self, call: Call) -> bool:
         """Whether the call's model is, or may turn out to be, served here."""
