@@ -19,6 +19,7 @@ from prometheus_client import CollectorRegistry
 from gateway import __version__, errors
 from gateway.accounting import Accounts
 from gateway.admin.routes import admin_app
+from gateway.api import answer_errors, exposition
 from gateway.auth import AdminGuard, Keys
 from gateway.dispatcher import Dispatcher
 from gateway.edge import Receive, Scope, Send
@@ -157,25 +158,3 @@ def client_api(gateway: Gateway) -> FastAPI:
 
     answer_errors(api)
     return api
-
-
-async def exposition(metrics: Metrics) -> Response:
-    """The metrics as text, rendered off the loop: with many backends that takes too long for a stream."""
-    text = await asyncio.to_thread(metrics.render)
-    return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
-
-
-def answer_errors(api: FastAPI) -> None:
-    """Every failure of a route as the error object of the interface."""
-
-    async def failed(_: Request, error: Exception) -> Response:
-        assert isinstance(error, errors.GatewayError)
-        headers = {name.decode(): value.decode() for name, value in error.headers()}
-        return Response(error.body(), error.status, headers, "application/json")
-
-    async def unknown(request: Request, _: Exception) -> Response:
-        return await failed(request, errors.NotFound())
-
-    api.add_exception_handler(errors.GatewayError, failed)
-    api.add_exception_handler(404, unknown)
-    api.add_exception_handler(405, unknown)

@@ -1,0 +1,1 @@
+"""The operators' port: backends, queue and requests, to look at and to steer."""

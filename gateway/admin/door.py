@@ -1,0 +1,45 @@
+"""The one way into the admin port."""
+
+from __future__ import annotations
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from gateway import edge, errors
+from gateway.api import answer
+from gateway.auth import AdminGuard
+
+BODY_BYTES_MAX = 65_536
+
+
+class Door:
+    """Who may not come in hears nothing else, not even which paths exist: it stands before the router,
+    so that no route can be left open by forgetting to close it."""
+
+    def __init__(self, app: ASGIApp, guard: AdminGuard) -> None:
+        self._app = app
+        self._guard = guard
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        try:
+            headers = edge.headers_of(scope)
+            self._guard.check(scope["headers"])
+            body = await edge.read_body(receive, headers, BODY_BYTES_MAX)
+        except errors.ClientGone:
+            return
+        except errors.GatewayError as error:
+            await answer(error)(scope, receive, send)
+            return
+        await self._app(scope, _again(body, receive), send)
+
+
+def _again(body: bytes, receive: Receive) -> Receive:
+    """The body once more, for the route; then whatever comes after it."""
+    messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def received() -> Message:
+        return messages.pop() if messages else await receive()
+
+    return received

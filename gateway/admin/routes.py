@@ -1,0 +1,108 @@
+"""Backends, queue and requests, as operators see and steer them: the table of the admin port."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fastapi import FastAPI
+from fastapi.responses import Response
+
+from gateway import __version__, errors
+from gateway.admin.door import Door
+from gateway.admin.views import (
+    BackendView,
+    DrainRequest,
+    DrainView,
+    RequestView,
+    WaitingView,
+    backend_view,
+    request_view,
+    waiting_view,
+)
+from gateway.api import answer_errors, exposition
+from gateway.auth import AdminGuard
+from gateway.inflight import Phase
+from policies.types import Backend
+
+if TYPE_CHECKING:
+    from gateway.app import Gateway
+
+
+def admin_app(gateway: Gateway, guard: AdminGuard) -> FastAPI:
+    """The application of the admin port."""
+    clock = gateway.dispatcher.clock
+    admission, fleet, inflights = gateway.admission, gateway.fleet, gateway.inflights
+    app = FastAPI(
+        title="slotgate admin", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False
+    )
+    app.add_middleware(Door, guard=guard)
+    answer_errors(app)
+
+    def existing(name: str) -> Backend:
+        backend = admission.backends.get(name)
+        if backend is None:
+            exist = ", ".join(admission.backends) or "none"
+            raise errors.NotFound(f"There is no backend {name[:100]!r}. These exist: {exist}.")
+        return backend
+
+    def view(backend: Backend) -> BackendView:
+        return backend_view(fleet.members[backend.name], backend, clock())
+
+    def progress(backend: Backend) -> DrainView:
+        return DrainView(state=backend.state, in_flight=len(backend.leases))
+
+    @app.get("/admin/backends")
+    async def backends() -> list[BackendView]:
+        return [view(backend) for backend in admission.backends.values()]
+
+    @app.get("/admin/backends/{name}")
+    async def backend(name: str) -> BackendView:
+        return view(existing(name))
+
+    @app.post("/admin/backends/{name}/drain")
+    async def drain(name: str, body: DrainRequest | None = None) -> DrainView:
+        """From the answer on no new request starts there; those that run finish."""
+        backend, how = existing(name), body or DrainRequest()
+        fleet.drain(name, how.reason or "drained by an operator")
+        if how.wait_seconds:
+            await fleet.drained(name, how.wait_seconds)
+        return progress(backend)
+
+    @app.post("/admin/backends/{name}/resume")
+    async def resume(name: str) -> DrainView:
+        """Back to ready by way of a warm-up; nothing happens if it was not drained."""
+        backend = existing(name)
+        fleet.resume(name)
+        return progress(backend)
+
+    @app.get("/admin/queue")
+    async def queue() -> list[WaitingView]:
+        now, everywhere = clock(), admission.backends.values()
+        return [
+            waiting_view(waiting, admission.predicted_wait(position), everywhere, admission.limits, now)
+            for position, waiting in enumerate(admission.waiting(now))
+        ]
+
+    @app.get("/admin/requests")
+    async def requests() -> list[RequestView]:
+        """Those at a backend; the others are in the queue."""
+        now = clock()
+        return [
+            request_view(live, now) for live in inflights.by_id.values() if live.phase is not Phase.QUEUED
+        ]
+
+    @app.delete("/admin/requests/{id}")
+    async def end(id: str) -> RequestView:
+        """End a request, running or waiting; the answer is what it was."""
+        live = inflights.by_id.get(id)
+        if live is None:
+            raise errors.NotFound(f"No request {id[:100]!r} is running or waiting.")
+        was = request_view(live, clock())
+        live.interrupt(errors.Ended())
+        return was
+
+    @app.get("/metrics", response_class=Response)
+    async def metrics() -> Response:
+        return await exposition(gateway.metrics)
+
+    return app

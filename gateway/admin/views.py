@@ -1,0 +1,194 @@
+"""What the admin port shows: the shape of each answer, and how it is read off the gateway's objects.
+
+Never prompt text; what a client named itself by (agent, model, id) is shown as it came.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+from typing import Literal
+
+from pydantic import BaseModel, Field
+
+from gateway.fleet import Member
+from gateway.inflight import Inflight, Phase
+from policies import filters
+from policies.admission import Waiting
+from policies.types import Backend, Limits, Reason, Source, State
+
+
+class Slots(BaseModel):
+    """A backend's slots; `leaving`: the client is gone, the engine may still be at it."""
+
+    total: int
+    source: Source
+    in_use: int
+    leaving: int
+    foreign: int = Field(description="requests at the engine that are not the gateway's")
+    free: int
+
+
+class Rates(BaseModel):
+    """How fast the backend is taken to be."""
+
+    setup_seconds: float
+    prefill_tokens_per_second: float
+    decode_base_seconds: float = Field(description="of each token")
+    decode_step_seconds: float = Field(description="of each token, for each sequence in the batch")
+    source: Literal["prior"]
+
+
+class Prefix(BaseModel):
+    """What the backend's cache is taken to hold."""
+
+    entries: int = Field(description="sequences")
+    hit_ratio: float | None = Field(description="cached share of recent prompts; null: not known yet")
+
+
+class BackendView(BaseModel):
+    """One backend."""
+
+    name: str
+    url: str
+    engine: str = Field(description="`auto` while it is not recognised")
+    state: State
+    reason: str
+    slots: Slots
+    context_tokens: int | None = Field(description="of one slot; null: the engine does not say")
+    models: list[str] | None = Field(description="null: not known yet")
+    rates: Rates
+    prefix: Prefix
+    last_error: str
+    since: datetime = Field(description="when it came into this state")
+
+
+class DrainRequest(BaseModel, extra="forbid"):
+    """How to drain."""
+
+    wait_seconds: float = Field(default=0, ge=0, le=3600, description="answer when drained or after this")
+    reason: str = Field(default="", max_length=200, description="for people")
+
+
+class DrainView(BaseModel):
+    """How far a backend is; `drained`: nothing of ours runs there, it is safe to stop."""
+
+    state: State
+    in_flight: int = Field(description="requests that still hold a slot, those of gone clients included")
+
+
+class WaitingView(BaseModel):
+    """One request in the queue, in the order in which they start."""
+
+    id: str
+    priority: str = Field(serialization_alias="class")
+    agent: str
+    model: str
+    age_seconds: float
+    predicted_start_seconds: float | None = Field(description="from now; null: nothing measured yet")
+    prompt_tokens: int
+    why: dict[str, Reason] = Field(description="why it does not start, by backend")
+
+
+class RequestView(BaseModel):
+    """One request that is being served."""
+
+    id: str
+    phase: Phase
+    phase_seconds: float
+    backend: str
+    priority: str = Field(serialization_alias="class")
+    agent: str
+    model: str
+    streamed: bool
+    age_seconds: float
+    prompt_tokens: int | None = Field(description="counted by the engine if it did that, else estimated")
+    cached_tokens_predicted: int | None
+
+
+def backend_view(member: Member, backend: Backend, now: float) -> BackendView:
+    """One backend; `now` is the gateway's monotonic time."""
+    service = backend.service
+    return BackendView(
+        name=backend.name,
+        url=member.settings.url,
+        engine=member.engine.name if member.known else "auto",
+        state=backend.state,
+        reason=backend.why,
+        slots=Slots(
+            total=backend.slots,
+            source=backend.slots_source,
+            in_use=backend.in_use,
+            leaving=len(backend.leaving),
+            foreign=backend.foreign,
+            free=backend.free,
+        ),
+        context_tokens=backend.context_tokens,
+        models=None if backend.models is None else sorted(backend.models),
+        rates=Rates(
+            setup_seconds=service.setup_seconds,
+            prefill_tokens_per_second=service.prefill_tokens_per_second,
+            decode_base_seconds=service.decode_base_seconds,
+            decode_step_seconds=service.decode_step_seconds,
+            source="prior",
+        ),
+        prefix=Prefix(entries=len(backend.shadow), hit_ratio=None),
+        last_error=member.last_error,
+        since=(datetime.now(UTC) - timedelta(seconds=now - backend.since)).replace(microsecond=0),
+    )
+
+
+def waiting_view(
+    waiting: Waiting, predicted: float | None, backends: Iterable[Backend], limits: Limits, now: float
+) -> WaitingView:
+    """One request in the queue, with its predicted start in seconds from now."""
+    call = waiting.call
+    return WaitingView(
+        id=call.id,
+        priority=call.priority.label,
+        agent=call.agent,
+        model=call.model,
+        age_seconds=_rounded(now - call.arrived),
+        predicted_start_seconds=None if predicted is None else _rounded(predicted),
+        prompt_tokens=call.prompt_tokens,
+        why=_why(waiting, [b for b in backends if b.serves(call)], limits, now),
+    )
+
+
+def request_view(live: Inflight, now: float) -> RequestView:
+    """One request that is being served."""
+    record = live.record
+    tokens = record.prompt_tokens
+    return RequestView(
+        id=record.id,
+        phase=live.phase,
+        phase_seconds=_rounded(now - live.phase_since),
+        backend=record.backend,
+        priority=record.priority.label if record.priority is not None else "",
+        agent=record.agent,
+        model=record.model,
+        streamed=record.streamed,
+        age_seconds=_rounded(now - record.arrived),
+        prompt_tokens=record.prompt_tokens_estimated if tokens is None else tokens,
+        cached_tokens_predicted=record.cached_tokens_predicted,
+    )
+
+
+def _why(waiting: Waiting, serving: list[Backend], limits: Limits, now: float) -> dict[str, Reason]:
+    """What keeps it from each backend: state and slots as they are now, gate and reserve as Admission
+    found them. It does not look at all while no slot is free anywhere."""
+    fitting = filters.fitting(waiting.call, serving)
+    reasons: dict[str, Reason] = {}
+    for backend in serving:
+        reason: Reason | None = Reason.CONTEXT
+        if backend in fitting:
+            reason = filters.blocked(
+                waiting.call, backend, limits, now, long=False, interactive_seen=False
+            ) or waiting.why.get(backend.name)
+        if reason is not None:
+            reasons[backend.name] = reason
+    return reasons
+
+
+def _rounded(seconds: float) -> float:
+    return round(max(0.0, seconds), 3)

@@ -1,0 +1,59 @@
+"""What the FastAPI applications of both ports have in common: the error object and the metrics page."""
+
+from __future__ import annotations
+
+import asyncio
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import Response
+
+from gateway import errors
+from gateway.metrics import Metrics
+
+
+async def exposition(metrics: Metrics) -> Response:
+    """The metrics as text, rendered off the loop: with many backends that takes too long for a stream."""
+    text = await asyncio.to_thread(metrics.render)
+    return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+def answer(error: errors.GatewayError) -> Response:
+    """The failure as a response."""
+    headers = {name.decode(): value.decode() for name, value in error.headers()}
+    return Response(error.body(), error.status, headers, "application/json")
+
+
+def answer_errors(api: FastAPI) -> None:
+    """Every failure of a route as the error object of the interface."""
+
+    async def failed(_: Request, error: Exception) -> Response:
+        assert isinstance(error, errors.GatewayError)
+        return answer(error)
+
+    async def unknown(_: Request, __: Exception) -> Response:
+        return answer(errors.NotFound())
+
+    async def invalid(_: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        return answer(_fault(error))
+
+    async def defective(_: Request, __: Exception) -> Response:
+        return answer(errors.GatewayError())  # the server logs the exception after this answer
+
+    api.add_exception_handler(errors.GatewayError, failed)
+    api.add_exception_handler(404, unknown)
+    api.add_exception_handler(405, unknown)
+    api.add_exception_handler(RequestValidationError, invalid)
+    api.add_exception_handler(Exception, defective)
+
+
+def _fault(error: RequestValidationError) -> errors.ClientError:
+    """The first thing that is wrong with a request, without the value that was sent."""
+    first = error.errors()[0]
+    if first["type"] == "json_invalid":
+        return errors.InvalidJson("The request's body is not JSON.")
+    name = ".".join(map(str, first["loc"][1:]))  # the first part says only that it is in the body
+    if not name:
+        return errors.InvalidRequest("The body must be a JSON object, sent as application/json.")
+    return errors.InvalidRequest(f"{name}: {first['msg']}.", name)
