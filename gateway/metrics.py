@@ -140,8 +140,7 @@ class Metrics:
         self._metrics = {family.name: _metric(family, registry) for family in FED}
         self._child(BUILD_INFO, version).set(1)
         self._recent = Recent(running, clock)
-        registry.register(AdmissionCollector(admission))
-        registry.register(self._recent)
+        self._admitted = Admitted(admission)
 
     def observe(self, record: Record) -> None:
         """A request ended."""
@@ -176,9 +175,15 @@ class Metrics:
         """The file on disk was read: it is refused, or all is well."""
         self._child(CONFIG_INVALID).set(int(invalid))
 
+    def snapshot(self) -> Callable[[], bytes]:
+        """Read what the event loop owns, on the loop's thread; the function that is returned does the
+        rest, which takes far longer, and may run in any thread."""
+        owned = [*self._admitted.collect(), *self._recent.collect()]
+        return lambda: generate_latest(Scrape(self._registry, owned))
+
     def render(self) -> bytes:
-        """The text that Prometheus reads."""
-        return generate_latest(Scrape(self._registry))
+        """The text that Prometheus reads; on the loop's thread only."""
+        return self.snapshot()()
 
     def _count_tokens(self, record: Record, model: str, backend: str, source: str) -> None:
         for kind, tokens in (
@@ -217,24 +222,27 @@ def _metric(family: Family, registry: CollectorRegistry) -> Counter | Gauge | Hi
 
 
 class Scrape(Collector):
-    """The registry without the `_created` series, which double the number of series and tell nothing."""
+    """The registry, without the `_created` series that tell nothing, and what was read beside it."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self, registry: CollectorRegistry, owned: list[Metric]) -> None:
         self._registry = registry
+        self._owned = owned
 
     def collect(self) -> Iterator[Metric]:
         for metric in self._registry.collect():
             metric.samples = [sample for sample in metric.samples if not sample.name.endswith("_created")]
             yield metric
+        yield from self._owned
 
 
-class AdmissionCollector(Collector):
+class Admitted:
     """What Admission holds, read at the scrape and kept nowhere twice."""
 
     def __init__(self, admission: Admission) -> None:
         self._admission = admission
 
     def collect(self) -> Iterator[Metric]:
+        """Slots, queue, states, gate waits and ejections of now."""
         slots, states, contexts = _gauge(SLOTS), _gauge(BACKEND_STATE), _gauge(CONTEXT)
         for name, backend in self._admission.backends.items():
             leaving = len(backend.leaving)
@@ -258,7 +266,7 @@ class AdmissionCollector(Collector):
         yield from (slots, states, contexts, waiting, gate_waits, ejections)
 
 
-class Recent(Collector):
+class Recent:
     """What backends did of late: rates and ratios that no counter of Prometheus's gives."""
 
     def __init__(self, running: Callable[[], Iterable[Record]], clock: Callable[[], float]) -> None:
@@ -285,6 +293,7 @@ class Recent(Collector):
         )
 
     def collect(self) -> Iterator[Metric]:
+        """Rates and ratios of now."""
         rates = _gauge(OUTPUT_RATE)
         for name, rate in self._rates(self._clock()).items():
             rates.add_metric((name,), rate)

@@ -234,6 +234,20 @@ def test_what_admission_holds_is_read_at_the_scrape() -> None:
     assert value(metrics, "ejections_total", backend="spark", reason="connect") == 1
 
 
+def test_a_snapshot_is_of_the_instant_it_was_taken() -> None:
+    """What the event loop owns is read by `snapshot`; rendering it later, in any thread, touches no more
+    of it. A scrape that iterated in a thread met a dict that changed its size."""
+    admission = fleet()
+    running = [record()]
+    metrics = meter(admission, running)
+    text = metrics.snapshot()
+    expected = metrics.render()
+    admission.backends.clear()
+    running.clear()
+    assert text() == expected
+    assert metrics.render() != expected
+
+
 def test_the_output_rate_is_that_of_the_last_ten_seconds() -> None:
     """Ended answers count with the part inside the window, running ones with what they gave so far."""
     running = record(
