@@ -251,11 +251,8 @@ class Connection(asyncio.Protocol):
 
     def end(self, cause: str) -> None:
         """Close at once; an exchange that is not complete is lost, for this cause."""
-        exchange, self._exchange = self._exchange, None
-        self._pool.forget(self)
         self._transport.abort()
-        if exchange is not None:
-            exchange._detach(cause)
+        self._let_go(cause)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Called by the loop. TCP_NODELAY is set already, by asyncio and uvloop alike."""
@@ -290,13 +287,13 @@ class Connection(asyncio.Protocol):
     def eof_received(self) -> None:
         """Called by the loop: the engine closed its side, which may be how it ends a body."""
         exchange = self._exchange
-        if exchange is not None and exchange._head is not None and self._until_eof:
+        if exchange is not None and self._until_eof:
             exchange.complete = True
         self.end("the engine closed the connection")
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Called by the loop, last of all. Over TLS without an orderly end: no body ends so."""
-        self.end(f"the connection broke: {exc or 'closed without notice'}")
+        self._let_go(f"the connection broke: {exc or 'closed without notice'}")
         del self._parser  # it holds our methods: a cycle that would wait for the collector
 
     # The parser calls these; what they raise comes out of feed_data as the context of its error.
@@ -346,6 +343,12 @@ class Connection(asyncio.Protocol):
         if exchange._head is not None:  # else it was a 1xx
             exchange.complete = True
             self._clean = self._clean and self._parser.should_keep_alive()  # true only in here
+
+    def _let_go(self, cause: str) -> None:
+        exchange, self._exchange = self._exchange, None
+        self._pool.forget(self)
+        if exchange is not None:
+            exchange._detach(cause)
 
     def _settle(self, exchange: Exchange, *, clean: bool) -> None:
         """The response is complete: keep the connection, or close it."""

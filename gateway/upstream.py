@@ -130,13 +130,16 @@ class Upstream:
         if self._closed:
             raise ConnectFailed("the gateway closes")
         loop = asyncio.get_running_loop()
+        connection = Connection(self, exchange)
         try:
             async with asyncio.timeout(self.connect_seconds):
-                _, connection = await loop.create_connection(
-                    lambda: Connection(self, exchange), self._host, self._port, ssl=self._tls
-                )
-        except (OSError, UnicodeError) as error:  # UnicodeError: a host name that DNS cannot hold
-            raise ConnectFailed(str(error) or f"no connection within {self.connect_seconds:g} s") from error
+                await loop.create_connection(lambda: connection, self._host, self._port, ssl=self._tls)
+        except BaseException as error:
+            self.forget(connection)  # cancelled at the last moment, uvloop closes it without a word
+            if isinstance(error, (OSError, UnicodeError)):  # UnicodeError: no name that DNS can hold
+                cause = str(error) or f"no connection within {self.connect_seconds:g} s"
+                raise ConnectFailed(cause) from error
+            raise
         return connection
 
     # Called by the connections, as their pool.
