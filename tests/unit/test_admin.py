@@ -115,7 +115,7 @@ def every_request(gateway: Gateway) -> list[tuple[str, str]]:
     routes = [
         (method, re.sub(r"\{\w+\}", "small", route.path))
         for route in gateway.admin.routes
-        if isinstance(route, Route) or hasattr(route, "methods")
+        if isinstance(route, Route)
         for method in sorted(route.methods or ())
     ]
     assert {"/metrics", "/openapi.json", "/admin/queue"} <= {path for _, path in routes}

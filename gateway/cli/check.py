@@ -1,0 +1,118 @@
+"""`slotgate check`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import ssl
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gateway.cli.admin_client import AsJson
+from gateway.cli.failure import CommandFailed
+
+if TYPE_CHECKING:
+    from gateway.cli.survey import Seen
+    from gateway.settings import BackendSettings, Settings
+
+MENDS = {"down": "start it, or correct the url", "unknown": "correct the url, the engine or its api_key"}
+
+
+def check(
+    config: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Configuration; else $SLOTGATE_CONFIG, else ./slotgate.toml."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Validate a configuration and ask each of its backends how it is.
+
+    Exit code 1 if anything is wrong; every fault is a line with file, key and reason.
+
+    \b
+    Examples:
+      slotgate check
+      slotgate check --config /etc/slotgate.toml --json
+    """
+    from gateway.settings import DEFAULT_FILE, ConfigError, Fault, load
+
+    source = config or os.environ.get("SLOTGATE_CONFIG") or DEFAULT_FILE
+    source = "SLOTGATE_BACKENDS" if "SLOTGATE_BACKENDS" in os.environ else source
+    rows: list[dict[str, Any]] = []
+    try:
+        settings = load(config, os.environ)
+    except ConfigError as error:
+        faults = list(error.faults)
+    else:
+        seen = asyncio.run(_look(settings))
+        rows = [_row(*pair) for pair in zip(settings.backends, seen, strict=True)]
+        faults = [Fault(source, key, reason) for key, reason in _faults(settings, seen)]
+    if as_json:
+        print(json.dumps({"valid": not faults, "faults": [asdict(f) for f in faults], "backends": rows}))
+    elif rows:
+        _print(rows)
+    if faults:
+        raise CommandFailed("\n".join(map(str, faults)))
+
+
+async def _look(settings: Settings) -> list[Seen]:
+    from gateway.cli.survey import look
+    from gateway.probes import Probes
+
+    probes = Probes()
+    try:
+        return await asyncio.gather(
+            *(look(probes, b.url, b.api_key.get_secret_value(), b.engine) for b in settings.backends)
+        )
+    finally:
+        await probes.close()
+
+
+def _faults(settings: Settings, seen: list[Seen]) -> Iterator[tuple[str, str]]:
+    if not settings.backends:
+        yield "backends", "names no engine; add a [[backends]] table with its url"
+    for i, (backend, one) in enumerate(zip(settings.backends, seen, strict=True)):
+        if backend.tls_ca_file:
+            try:
+                ssl.create_default_context(cafile=backend.tls_ca_file)
+            except OSError as error:
+                yield f"backends[{i}].tls_ca_file", f"cannot be used: {error.strerror or error}"
+        if one.fault:
+            yield f"backends[{i}].url", f"{backend.url} {one.fault}; {MENDS[one.state]}"
+
+
+def _row(backend: BackendSettings, seen: Seen) -> dict[str, Any]:
+    """A backend as the gateway would take it."""
+    report = seen.report
+    source = "configured" if backend.slots else "reported" if report.slots else "assumed"
+    return {
+        "name": backend.name,
+        "url": backend.url,
+        "engine": seen.engine or backend.engine,
+        "slots": {"total": backend.slots or report.slots or 1, "source": source},
+        "context_tokens": backend.context_tokens or report.context_tokens,
+        "models": list(backend.models or report.models or ()),
+        "state": seen.state,
+    }
+
+
+def _print(rows: list[dict[str, Any]]) -> None:
+    from gateway.cli.tables import cell, console, table
+
+    shown = table("backend", "url", "engine", "slots", "context", "models", "state")
+    for row in rows:
+        slots, context = row["slots"], row["context_tokens"]
+        shown.add_row(
+            cell(row["name"]),
+            cell(row["url"]),
+            cell(row["engine"]),
+            f"{slots['total']} {slots['source']}",
+            f"{context:,}" if context else "not known",
+            cell(", ".join(row["models"])),
+            row["state"],
+        )
+    console().print(shown)

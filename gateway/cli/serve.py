@@ -1,0 +1,167 @@
+"""`slotgate serve`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gateway import __version__
+from gateway.cli.failure import CommandFailed
+
+if TYPE_CHECKING:
+    from gateway.app import Gateway
+    from gateway.settings import Settings
+    from policies.types import StateChanged
+
+log = logging.getLogger("slotgate.serve")
+
+
+def serve(
+    config: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Configuration; else $SLOTGATE_CONFIG, else ./slotgate.toml."),
+    ] = None,
+    backend: Annotated[
+        list[str] | None,
+        typer.Option(metavar="URL", help="An engine; may be repeated. Stands in place of configured ones."),
+    ] = None,
+    host: Annotated[str | None, typer.Option(metavar="HOST", help="Address of the client port.")] = None,
+    port: Annotated[int | None, typer.Option(metavar="PORT", help="The client port.")] = None,
+    workers: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Processes; 1 until slots are shared.")
+    ] = 1,
+) -> None:
+    """Run the gateway.
+
+    Without a backend it looks for engines on the usual ports of this machine.
+
+    \b
+    Examples:
+      slotgate serve
+      slotgate serve --backend http://127.0.0.1:8080 --backend http://10.0.0.11:8000
+      slotgate serve --config /etc/slotgate.toml
+    """
+    if workers > 1:
+        raise CommandFailed(
+            f"--workers {workers} is not possible yet: each process would hand out all slots of the engines "
+            "anew; run one.",
+            2,
+        )
+    from gateway import logs
+    from gateway.app import create_app
+    from gateway.lifecycle import serve as run
+
+    logs.setup("INFO")
+    log.info("slotgate %s", __version__)
+    settings = _settings(config, backend or [], host, port)
+    server = settings.server
+    clients = _bind(server.host, server.port, "--port or server.port")
+    operators = _bind(server.admin_host, server.admin_port, "server.admin_port")
+    try:
+        gateway = create_app(settings)
+    except OSError as error:  # certificates are files
+        raise CommandFailed(f"A backend's tls_ca_file cannot be used: {error}.", 2) from None
+    gateway.dispatcher.state_changed.append(lambda change: _tell(gateway, change))
+
+    def started() -> None:
+        url, admin = _url(clients), _url(operators)
+        log.info("clients use %s/v1, operators %s; Ctrl-C stops, a second one at once", url, admin)
+        print(f"slotgate: ready on {url} (admin {admin})", flush=True)
+
+    _run(run(gateway, clients, operators, started))
+    log.info("stopped")
+
+
+def _settings(config: str | None, backends: list[str], host: str | None, port: int | None) -> Settings:
+    """The configuration; its backends are those found on this machine if it names none."""
+    from gateway.settings import ConfigError, is_loopback, load
+
+    try:
+        settings = load(config, os.environ, backends=backends, host=host, port=port)
+        if not settings.backends:
+            own = {settings.server.port, settings.server.admin_port}
+            settings = load(config, os.environ, backends=_found(own), host=host, port=port)
+    except ConfigError as error:
+        raise CommandFailed(str(error), 2) from None
+    if not is_loopback(settings.server.host) and not settings.keys:
+        log.warning(
+            "whoever reaches %s may use the engines: add [[keys]], or listen on 127.0.0.1",
+            settings.server.host,
+        )
+    return settings
+
+
+def _found(own_ports: set[int]) -> list[str]:
+    """URLs of the engines on this machine."""
+    from gateway.cli.survey import LOCAL_PORTS, look_around, size
+
+    ports = [port for port in LOCAL_PORTS if port not in own_ports]
+    listed = ", ".join(map(str, ports))
+    log.info("no backend is named; looking on 127.0.0.1, ports %s", listed)
+    urls = []
+    for seen in asyncio.run(look_around(ports)):
+        if seen.state != "up":
+            why = seen.fault or "answers 503, as an engine does that loads"
+            log.warning("%s %s; if it is one of yours, name it with --backend", seen.url, why)
+            continue
+        report = seen.report
+        slots = size(report.slots or 1, "reported" if report.slots else "assumed", report.context_tokens)
+        log.info("found %s at %s: %s", seen.engine, seen.url, slots)
+        urls.append(seen.url)
+    if not urls:
+        raise CommandFailed(
+            f"No engine was found on this machine (ports {listed}): name one with "
+            "`slotgate serve --backend http://HOST:PORT`, or in slotgate.toml.",
+            2,
+        )
+    return urls
+
+
+def _bind(host: str, port: int, option: str) -> socket.socket:
+    from gateway.lifecycle import bind
+
+    try:
+        return bind(host, port)
+    except OSError as error:
+        why = (error.strerror or str(error)).partition(" (while")[0].lower()  # asyncio's own words follow
+        raise CommandFailed(
+            f"Cannot listen on {host}, port {port}: {why}; choose another with {option}."
+        ) from None
+
+
+def _tell(gateway: Gateway, change: StateChanged) -> None:
+    """What has become ready."""
+    from gateway.cli.survey import size
+    from policies.types import State
+
+    if change.state is not State.READY:
+        return
+    backend, engine = gateway.admission.backends[change.backend], gateway.fleet.members[change.backend].engine
+    log.info(
+        "%s: %s, %s; models: %s",
+        backend.name,
+        engine.name,
+        size(backend.slots, backend.slots_source, backend.context_tokens),
+        ", ".join(sorted(backend.models or ())) or "any",
+    )
+
+
+def _url(listening: socket.socket) -> str:
+    host, port = listening.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _run(main: Coroutine[object, object, None]) -> None:
+    """On uvloop where there is one: half the CPU per byte."""
+    try:
+        import uvloop
+    except ImportError:
+        asyncio.run(main)
+    else:
+        uvloop.run(main)

@@ -1,0 +1,60 @@
+"""One look at an engine that no gateway serves yet: what it is, what it has, what is wrong with it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from gateway.engines import DETECTION_PATHS, ENGINES, detect
+from gateway.engines.base import Report
+from gateway.probes import NoAnswer, Probes
+
+LOCAL_PORTS = (8000, 8080, 8888, 30000, 11434)  # vLLM, llama.cpp, ds4, SGLang, Ollama
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What one look told."""
+
+    url: str
+    state: Literal["up", "loading", "down", "unknown"]  # unknown: it answers, but as no engine does
+    engine: str | None = None  # None: not recognised, or not yet
+    report: Report = field(default_factory=Report)
+    fault: str = ""  # why it cannot be used as it is
+
+
+async def look(probes: Probes, url: str, api_key: str = "", engine: str = "auto") -> Seen:
+    """Probe one engine, of the kind named or of any."""
+    known = ENGINES.get(engine)
+    answers = await probes.ask(url, api_key, known.paths if known else DETECTION_PATHS)
+    if isinstance(answers, NoAnswer):
+        return Seen(url, "down", fault=f"does not answer: {answers.value}")
+    statuses = ", ".join(f"{path} {answer.status}" for path, answer in answers.items())
+    if any(answer.status in (401, 403) for answer in answers.values()):
+        return Seen(url, "unknown", fault=f"refuses the api_key ({statuses})")
+    if all(answer.status == 503 for answer in answers.values()):
+        return Seen(url, "loading", known.name if known else None)
+    found = known or detect(answers)
+    if found is None:
+        return Seen(url, "unknown", fault=f"answers as no engine does ({statuses})")
+    report = found.read(answers)
+    return Seen(url, "loading" if report.loading else "up", found.name, report)
+
+
+async def look_around(ports: Iterable[int]) -> list[Seen]:
+    """Whatever answers on these ports of this machine."""
+    probes = Probes()
+    try:
+        seen = await asyncio.gather(*(look(probes, f"http://127.0.0.1:{port}") for port in ports))
+    finally:
+        await probes.close()
+    return [one for one in seen if one.state != "down"]
+
+
+def size(slots: int, source: str, context_tokens: int | None) -> str:
+    """Slots in words: `2 slots (reported) of 4,096 tokens`."""
+    noun = "slot" if slots == 1 else "slots"
+    context = f" of {context_tokens:,} tokens" if context_tokens else ", context not known"
+    return f"{slots} {noun} ({source}){context}"
