@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 from tests.processes import harness
 from tests.real.hermes import CONTEXT_TOKENS, Hermes, Run, install
@@ -25,8 +26,14 @@ def environment() -> Path:
 @asynccontextmanager
 async def one_slot() -> AsyncIterator[tuple[harness.Engine, harness.Gateway]]:
     """An engine with one slot and the gateway in front of it; the engine plays an agent's tool loop."""
-    options = {"slots": 1, "context_tokens": CONTEXT_TOKENS, "model": MODEL, "prefix_cache": True}
-    async with harness.engine("llamacpp", **options) as engine:
+    async with harness.engine(
+        "llamacpp",
+        slots=1,
+        context_tokens=CONTEXT_TOKENS,
+        model=MODEL,
+        prefix_cache=True,
+        prefill_tps=2500,
+    ) as engine:
         backend = {"name": "one", "url": engine.url, "engine": "llamacpp", "warmup": {"requests": 0}}
         async with harness.gateway({"backends": [backend]}) as gateway:
             yield engine, gateway
@@ -41,15 +48,12 @@ async def engine_tokens(engine: harness.Engine) -> tuple[int, int, int]:
     return prompt, cached, completion
 
 
-async def gateway_tokens(gateway: harness.Gateway) -> dict[tuple[str, str], float]:
-    """`slotgate_tokens_total` by kind and source."""
-    families = text_string_to_metric_families((await gateway.operator.get("/metrics")).text)
-    return {
-        (sample.labels["kind"], sample.labels["source"]): sample.value
-        for family in families
-        for sample in family.samples
-        if sample.name == "slotgate_tokens_total" and sample.value
-    }
+async def metric(gateway: harness.Gateway, name: str) -> list[Sample]:
+    """The samples of one metric other than zero."""
+    response = await gateway.operator.get("/metrics")
+    response.raise_for_status()
+    families = text_string_to_metric_families(response.text)
+    return [s for family in families for s in family.samples if s.name == name and s.value]
 
 
 async def assert_counts_agree(engine: harness.Engine, gateway: harness.Gateway, runs: list[Run]) -> None:
@@ -57,12 +61,17 @@ async def assert_counts_agree(engine: harness.Engine, gateway: harness.Gateway, 
     prompt, cached, completion = await engine_tokens(engine)
     assert sum(run.prompt_tokens for run in runs) == prompt
     assert sum(run.completion_tokens for run in runs) == completion
-    counted = await gateway_tokens(gateway)
-    assert counted == {
+    expected = {
         ("prompt", "reported"): prompt,
         ("cached", "reported"): cached,
         ("completion", "reported"): completion,
     }
+
+    async def accounted() -> bool:  # an agent has its answer a moment before the gateway has its record
+        samples = await metric(gateway, "slotgate_tokens_total")
+        return {(s.labels["kind"], s.labels["source"]): s.value for s in samples} == expected
+
+    await harness.until(accounted, f"{expected} on the gateway's /metrics")
 
 
 async def test_three_agents_take_turns_on_one_slot(environment: Path, tmp_path: Path) -> None:
@@ -77,6 +86,8 @@ async def test_three_agents_take_turns_on_one_slot(environment: Path, tmp_path: 
         state = await engine.state()
         assert state["outcomes"] == {"completed": 12}
         assert (state["max_concurrent"], state["over_slots"]) == (1, 0)
+        waits = await metric(gateway, "slotgate_queue_wait_seconds_sum")
+        assert sum(wait.value for wait in waits) > 0.5  # they did compete: the first prefill takes a second
         await assert_counts_agree(engine, gateway, runs)
 
 

@@ -13,6 +13,7 @@ import pytest_asyncio
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from tests.processes import harness
+from tests.processes.process import WAIT_SECONDS
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -35,7 +36,7 @@ Create = Callable[..., Awaitable[Any]]
 
 def options(url: str, key: str) -> dict[str, Any]:
     """Of a client that tells every failure at once."""
-    return {"base_url": f"{url}/v1", "api_key": key, "max_retries": 0, "timeout": harness.WAIT_SECONDS}
+    return {"base_url": f"{url}/v1", "api_key": key, "max_retries": 0, "timeout": WAIT_SECONDS}
 
 
 async def create_sync(url: str, key: str = KEY, **request: Any) -> Any:
@@ -253,7 +254,7 @@ async def test_a_wait_over_its_bound_is_a_rate_limit_error(
     create: Create, stream: bool, engine: harness.Engine, url: str
 ) -> None:
     """While another holds the only slot, a request is refused in time and told when to retry."""
-    await engine.script(prefill_seconds=harness.WAIT_SECONDS)
+    await engine.script(prefill_seconds=WAIT_SECONDS)
     holder = asyncio.create_task(create_async(url, stream=True))
     try:
         await engine.busy()
