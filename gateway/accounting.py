@@ -86,14 +86,13 @@ def _count(within: Mapping[str, object], name: str) -> int | None:
     return value if type(value) is int and 0 <= value <= TOKENS_MAX else None
 
 
-@dataclass(slots=True, eq=False)
 class Record:
     """One request, from arrival to end. Times are seconds on the monotonic clock; None: not known, or
-    it did not happen."""
+    it did not happen.
 
-    id: str
-    route: str
-    arrived: float
+    The defaults are the class's: thirty of them, written into each record, took as long as its parse.
+    """
+
     model: str = ""
     agent: str = ""
     key: str = ""
@@ -119,6 +118,11 @@ class Record:
     outcome: str | None = None
     error: str | None = None  # its code
     retries: int = 0
+
+    def __init__(self, id: str, route: str, arrived: float) -> None:
+        self.id = id
+        self.route = route
+        self.arrived = arrived
 
     def count(self, usage: Usage) -> None:
         """Take over what the engine counted. Engines repeat running totals: the last count stands,

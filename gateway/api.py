@@ -14,7 +14,7 @@ from gateway.metrics import Metrics
 
 async def exposition(metrics: Metrics) -> Response:
     """The metrics as text, rendered off the loop: with many backends that takes too long for a stream."""
-    text = await asyncio.to_thread(metrics.render)
+    text = await asyncio.to_thread(metrics.snapshot())
     return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 

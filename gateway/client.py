@@ -11,9 +11,8 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable
 
-from gateway.edge import Receive, Send
+from gateway.edge import Send
 from gateway.engines.base import CHAT
 from gateway.errors import GatewayError, Headers
 
@@ -39,17 +38,6 @@ class Client:
         self.head_sent = False
         self.last_sent = now
         self.headers: Headers = []  # what the relay adds to the head
-
-    def watch(self, receive: Receive, gone: Callable[[], None]) -> asyncio.Task[None]:
-        """Call `gone` when the client leaves, by close, reset or half-close. It also ends, unheard,
-        when the answer is complete; so nobody needs to cancel it."""
-
-        async def wait() -> None:
-            while (await receive())["type"] != "http.disconnect":
-                pass
-            gone()
-
-        return asyncio.get_running_loop().create_task(wait())
 
     async def answer(self, status: int, headers: Headers, body: bytes) -> None:
         """A whole answer that is not a stream."""

@@ -21,6 +21,8 @@ Send = Callable[[Message], Awaitable[None]]
 HEADER_FIELDS_MAX = 100
 HEADER_BYTES_MAX = 65_536
 BODY_SECONDS_MAX = 60.0
+GONE = "slotgate.gone"  # in the scope's extensions: takes the call that a leaving client causes
+WATCHERS: set[asyncio.Task[None]] = set()
 
 
 def headers_of(scope: Scope) -> dict[bytes, bytes]:
@@ -79,13 +81,47 @@ async def _rest(receive: Receive, first: bytes, bytes_max: int) -> bytes:
 
 
 class EdgeProtocol(HttpToolsProtocol):
-    """uvicorn's HTTP protocol over a transport that joins what one turn of the loop writes.
+    """uvicorn's HTTP protocol, with what costs a request dearly in plain ASGI made cheap.
 
-    An answer is a head, some events and an end: three writes in ASGI, one packet on the wire.
+    An answer is a head, some events and an end: three writes in ASGI, one packet on the wire. And a
+    client that leaves is told by a call, where ASGI wants a task that waits for a message.
     """
+
+    _gone: Callable[[], None] | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(JoiningTransport(transport, self.loop))
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._gone = None
+        extensions: dict[str, Any] = {GONE: self._when_gone}
+        self.scope["extensions"] = extensions
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if self._gone is not None:
+            self._gone()
+
+    def _when_gone(self, gone: Callable[[], None]) -> None:
+        self._gone = gone
+
+
+def watch(scope: Scope, receive: Receive, gone: Callable[[], None]) -> None:
+    """Call `gone` when the client leaves, by close, reset or half-close; on other servers than ours
+    maybe also when the answer is complete. The body must have been read."""
+    if when_gone := scope.get("extensions", {}).get(GONE):
+        when_gone(gone)
+        return
+
+    async def wait() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        gone()
+
+    watcher = asyncio.get_running_loop().create_task(wait())
+    WATCHERS.add(watcher)  # the loop itself keeps no hold on a task
+    watcher.add_done_callback(WATCHERS.discard)
 
 
 class JoiningTransport(asyncio.Transport):

@@ -68,7 +68,8 @@ class Handler:
         client = Client(send, record.id, record.arrived)
         try:
             headers = edge.headers_of(scope)
-            client.request_id = record.id = self._id(headers, record.id)
+            if REQUEST_ID.fullmatch(theirs := headers.get(b"x-request-id", b"")):
+                client.request_id = theirs.decode()  # only echoed: two requests may carry the same one
             key = self._keys.identify(scope["headers"])
             body = await edge.read_body(receive, headers, self._settings.server.body_bytes_max)
             request = parse(body, record.route)
@@ -76,7 +77,7 @@ class Handler:
                 raise errors.Forbidden("This API key may not use this model.")
             live = self._begin(record, client, headers, request)
             with self._inflights.serve(live):
-                client.watch(receive, lambda: live.interrupt(errors.ClientGone()))
+                edge.watch(scope, receive, lambda: live.interrupt(errors.ClientGone()))
                 call = call_of(
                     record,
                     headers,
@@ -106,13 +107,6 @@ class Handler:
         finally:
             self._accounts.close(record, self._clock())
 
-    def _id(self, headers: dict[bytes, bytes], ours: str) -> str:
-        """The client's request id, if it is one and no request of that name is under way."""
-        theirs = headers.get(b"x-request-id", b"")
-        if REQUEST_ID.fullmatch(theirs) and theirs.decode() not in self._inflights.by_id:
-            return theirs.decode()
-        return ours
-
     def _begin(
         self, record: Record, client: Client, headers: dict[bytes, bytes], request: Request
     ) -> Inflight:
@@ -136,7 +130,7 @@ class Handler:
             request,
             [
                 *((name, headers[name]) for name in PASSED_HEADERS if name in headers),
-                (b"x-request-id", record.id.encode()),
+                (b"x-request-id", client.request_id.encode()),
             ],
             queue.total_seconds_max,
             explains=headers.get(b"x-slotgate-explain") == b"1",

@@ -63,6 +63,7 @@ class Relay:
                 return await self._attempt(slot, live)
             except NotStarted as refused:
                 live.record.retries += 1
+                live.record.dispatched = None
                 self._metrics.retry(refused.reason)
                 live.enter(Phase.QUEUED, self._clock())
                 await slot.again(refused.pause_seconds, refused.prompt_tokens)
@@ -71,6 +72,7 @@ class Relay:
         member = self._fleet.members[slot.lease.backend]
         record, request = live.record, live.request
         record.backend, record.dispatched = member.name, self._clock()
+        record.cached_tokens_predicted = slot.lease.cached_tokens
         live.first_token_seconds_max = member.timeouts.first_token_seconds
         live.idle_seconds_max = member.timeouts.idle_seconds
         live.enter(Phase.PREFILL, record.dispatched)

@@ -9,6 +9,7 @@ that hashed them sent every session to one GPU while the other stood idle for 14
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import OrderedDict
 from dataclasses import dataclass
 
@@ -38,7 +39,9 @@ class PrefixShadow:
 
     def matched_bytes(self, chain: tuple[Link, ...]) -> int:
         """Bytes of the prompt, from its start, that are probably cached."""
-        return next((link.end_bytes for link in reversed(chain) if link.digest in self._holders), 0)
+        # Whoever holds a link holds all before it, so the last one held is found by bisection.
+        held = bisect_left(chain, True, key=lambda link: link.digest not in self._holders)
+        return chain[held - 1].end_bytes if held else 0
 
     def book(self, chain: tuple[Link, ...]) -> None:
         """Record that the backend starts on this prompt. Booked at dispatch, not at completion:

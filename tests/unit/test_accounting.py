@@ -37,8 +37,10 @@ class Observed:
 
 def record(**given: object) -> Record:
     """A request that was dispatched at 2 s and gave tokens from 5 s to 15 s."""
-    plain = Record(id="r", route="/v1/chat/completions", arrived=1.0, model="m", backend="b")
+    plain = Record(id="r", route="/v1/chat/completions", arrived=1.0)
     for name, value in {
+        "model": "m",
+        "backend": "b",
         "dispatched": 2.0,
         "first_token": 5.0,
         "last_token": 15.0,
