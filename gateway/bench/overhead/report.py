@@ -62,7 +62,7 @@ class Gate:
     def row(self, results: Results) -> str:
         """A row of the table of gates."""
         value = self.value(results)
-        shown = NOTHING if value is None else _number(value)
+        shown = NOTHING if value is None else f"{value:.3g}"
         bound = f"{'>=' if self.at_least else '<='} {self.bound:g}"
         return f"| {self.name} | {bound} | {shown} | {self.verdict(results)} |"
 
