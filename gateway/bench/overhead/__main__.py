@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
@@ -27,6 +29,18 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
+@contextmanager
+def alone() -> Iterator[None]:
+    """Wait until no other run measures on this machine: two would measure each other."""
+    with (Path(tempfile.gettempdir()) / "slotgate-overhead.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print("waiting for another run to end", file=sys.stderr)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 def main(words: Sequence[str] | None = None) -> int:
     """Measure and print; exit 0, 1 when a gate is missed or a target fails, 2 when one is not installed."""
     options = arguments(words)
@@ -35,7 +49,7 @@ def main(words: Sequence[str] | None = None) -> int:
     try:
         for target in targets:
             target.check()
-        with tempfile.TemporaryDirectory(prefix="slotgate-overhead-") as folder:
+        with alone(), tempfile.TemporaryDirectory(prefix="slotgate-overhead-") as folder:
             Path(folder).chmod(0o755)  # nginx's worker is another user
             with Bench.started(Path(folder), targets, real_time=options.real_time) as bench:
                 for sample in bench.run([WORKLOADS[name] for name in options.workloads], options.rounds):
