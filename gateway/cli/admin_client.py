@@ -65,7 +65,7 @@ class AdminClient:
 
         try:
             response = self._http.request(method, self.url + path, json=body)
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise CommandFailed(
                 f"No gateway answers at {self.url} ({type(error).__name__}): start one with "
                 "`slotgate serve`, or name its admin port with --admin or $SLOTGATE_ADMIN_URL."

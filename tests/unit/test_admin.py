@@ -86,7 +86,8 @@ def served(gateway: Gateway, id: str, phase: Phase) -> tuple[Inflight, asyncio.T
         return
 
     now = gateway.dispatcher.clock()
-    record = Record(id, CHAT, now, MODEL, agent="someone", priority=Priority.AGENT, backend="small")
+    record = Record(id, CHAT, now)
+    record.model, record.agent, record.priority, record.backend = MODEL, "someone", Priority.AGENT, "small"
     record.prompt_tokens_estimated = 40
     live = Inflight(record, Client(nowhere, id, now), parse(BODY, CHAT), [], 100.0)
 
@@ -126,7 +127,12 @@ def every_request(gateway: Gateway) -> list[tuple[str, str]]:
 async def test_nothing_answers_without_the_token() -> None:
     """With a token set, each path and method, existing or not, says 401 and does nothing."""
     gateway = a_gateway(TOKEN)
-    wrong = ({}, {"authorization": "Bearer wrong"}, {"authorization": TOKEN}, {"x-api-key": TOKEN})
+    wrong: tuple[dict[str, str], ...] = (
+        {},
+        {"authorization": "Bearer wrong"},
+        {"authorization": TOKEN},
+        {"x-api-key": TOKEN},
+    )
     async with connect(gateway) as client:
         for method, path in every_request(gateway):
             for headers in wrong:
