@@ -11,7 +11,7 @@ from typing import Any
 
 from gateway.accounting import Usage, usage_from
 from gateway.assembly import Assembly
-from gateway.sse import data_of, events
+from gateway.sse import data_of, event_end, events
 
 DONE = b"data: [DONE]\n\n"
 # What may change the course of a stream. Text of the model that contains one only costs a parse.
@@ -66,36 +66,36 @@ class StreamedAnswer:
 
     def take(self, block: bytes) -> bytes:
         """Read whole events; return what the client gets of them."""
-        if self.done:
-            return b""
-        if not self.first_token or self._assembly is not None:
-            return self._read(events(block))
-        plain = _plain_bytes(block)
-        if plain:
-            self.events += block.count(b"data:", 0, plain)
-            self.answer_bytes += plain
-        if plain == len(block):
-            return block
-        return block[:plain] + self._read(events(block[plain:]))
+        if self._assembly is not None:
+            return b"".join(map(self._event, events(block)))
+        start = 0
+        passed: list[bytes] = []
+        while not self.first_token and not self.done and start < len(block):
+            end = event_end(block, start)
+            passed.append(self._event(block[start:end]))
+            start = end
+        if not self.done and start < len(block):
+            passed.append(self._behind_first_token(block[start:] if start else block))
+        return passed[0] if len(passed) == 1 else b"".join(passed)
 
     def end(self) -> bytes:
         """The engine's stream is over: what is still missing for the client. llama.cpp and ds4 end
         without `[DONE]` after an error; some engines forget it after a finish_reason."""
         return DONE if self.finished and not self.done and self.error is None else b""
 
-    def _read(self, block: list[bytes]) -> bytes:
-        passed: list[bytes] = []
-        for i, event in enumerate(block):
-            had_token = self.first_token
-            passed.append(self._event(event))
-            if self.done:
-                break
-            if self.first_token and not had_token and self._assembly is None:
-                passed.append(self.take(b"".join(block[i + 1 :])))
-                break
-        return b"".join(passed)
+    def _behind_first_token(self, block: bytes) -> bytes:
+        plain = _plain_bytes(block)
+        if plain:
+            self.events += block.count(b"data:", 0, plain)
+            self.answer_bytes += plain
+        if plain == len(block):
+            return block
+        return block[:plain] + b"".join(map(self._event, events(block[plain:])))
 
     def _event(self, event: bytes) -> bytes:
+        """Read one event; return what the client gets of it."""
+        if self.done:
+            return b""
         data = data_of(event)
         if data == b"[DONE]":
             self.done = True
@@ -139,8 +139,15 @@ def _plain_bytes(block: bytes) -> int:
     """Length of the whole events at the start of the block that need no look."""
     if b"\r" in block:
         return 0
-    first = min((at for marker in MARKERS if (at := block.find(marker)) >= 0), default=-1)
-    return len(block) if first < 0 else block.rfind(b"\n\n", 0, first) + 2 if b"\n\n" in block[:first] else 0
+    first = len(block)
+    for marker in MARKERS:
+        at = block.find(marker, 0, first)
+        if at >= 0:
+            first = at
+    if first == len(block):
+        return first
+    before = block.rfind(b"\n\n", 0, first)
+    return before + 2 if before >= 0 else 0
 
 
 def _object(data: bytes) -> dict[str, Any] | None:

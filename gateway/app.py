@@ -83,7 +83,7 @@ class Gateway:
         backends = self.admission.backends.values()
         if any(backend.state is State.READY for backend in backends):
             return ""
-        states = ", ".join(f"{b.name} {b.state}" + (f" ({b.why})" if b.why else "") for b in backends)
+        states = ", ".join(f"{backend.name} {backend.state}" for backend in backends)
         return f"no backend is ready: {states or 'none is configured'}"
 
     @asynccontextmanager

@@ -46,18 +46,14 @@ class Client:
         await self._send({"type": "http.response.start", "status": status, "headers": head})
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
 
-    async def stream(self, events: bytes, now: float) -> None:
-        """Whole events; the head goes out before the first ones."""
+    async def stream(self, events: bytes, now: float, *, last: bool = False) -> None:
+        """Whole events; the head goes out before the first ones, the end behind the last ones."""
         self.last_sent = now
         if not self.head_sent:
             self.head_sent = True
             head = [*EVENT_STREAM, *self._own_headers()]
             await self._send({"type": "http.response.start", "status": 200, "headers": head})
-        await self._send({"type": "http.response.body", "body": events, "more_body": True})
-
-    async def end(self) -> None:
-        """The stream is complete."""
-        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+        await self._send({"type": "http.response.body", "body": events, "more_body": not last})
 
     async def fail(self, error: GatewayError) -> None:
         """Tell the client: by status while the head has not left, else by one event and the end of

@@ -113,19 +113,17 @@ class Relay:
         client = live.client
         answer = StreamedAnswer(wants_usage=live.request.include_usage)
         splitter = EventSplitter()
+        passed = b""
         try:
             while not answer.done and (data := await exchange.read()):
                 passed = self._take(answer, splitter.feed(data), slot, live)
-                if passed:
+                if passed and not answer.done:
                     await client.stream(passed, self._clock())
         finally:
-            note_answer(live, answer)
+            note_usage(live, answer.usage)
         self._judge(answer, member, slot, live)
-        if answer.error is None:
-            if missing := answer.end():
-                await client.stream(missing, self._clock())
-            live.record.outcome = "completed"
-        await client.end()
+        await client.stream(passed if answer.done else answer.end(), self._clock(), last=True)
+        live.record.outcome = live.record.outcome or "completed"
         await finish(exchange)
 
     async def _assemble(self, exchange: Exchange, member: Member, slot: Slot, live: Inflight) -> None:
@@ -137,7 +135,7 @@ class Relay:
             while not answer.done and (data := await exchange.read()):
                 self._take(answer, splitter.feed(data), slot, live)
         finally:
-            note_answer(live, answer)
+            note_usage(live, answer.usage)
         self._judge(answer, member, slot, live)
         await live.client.answer(200, JSON, assembly.answer())
         live.record.outcome = "completed"
@@ -172,7 +170,9 @@ class Relay:
             slot.first_token()
             live.enter(Phase.DECODE, now)
         if answer.events != before:
-            live.record.last_token = live.progress_at = self._clock()
+            record = live.record
+            record.last_token = live.progress_at = self._clock()
+            record.events, record.answer_bytes = answer.events, answer.answer_bytes
         return passed
 
     def _judge(self, answer: StreamedAnswer, member: Member, slot: Slot, live: Inflight) -> None:
@@ -251,6 +251,8 @@ class Relay:
 async def finish(exchange: Exchange) -> None:
     """Read the engine's answer to its end, so that the connection can be used again. The client has
     everything already; an engine that dawdles loses the connection."""
+    if exchange.complete:
+        return
     try:
         async with asyncio.timeout(TAIL_SECONDS):
             while await exchange.read():
@@ -286,12 +288,6 @@ def explain(slot: Slot) -> str:
         f"cheapest of those that could start: {lease.cost_seconds:.2f} s, of which prefill "
         f"{lease.prefill_seconds:.2f} s with {lease.cached_tokens} of {slot.call.prompt_tokens} tokens cached"
     )
-
-
-def note_answer(live: Inflight, answer: StreamedAnswer) -> None:
-    """Put what the stream told into the record, complete or not."""
-    live.record.events, live.record.answer_bytes = answer.events, answer.answer_bytes
-    note_usage(live, answer.usage)
 
 
 def note_usage(live: Inflight, usage: Usage | None) -> None:

@@ -79,16 +79,20 @@ def events(block: bytes) -> list[bytes]:
     found = []
     start = 0
     while start < len(block):
-        if block.startswith(b"\r\n", start):
-            end = start + 2
-        elif block.startswith((b"\r", b"\n"), start):
-            end = start + 1
-        else:
-            match = _end(block, start)
-            end = match.end() if match else len(block)
+        end = event_end(block, start)
         found.append(block[start:end])
         start = end
     return found
+
+
+def event_end(block: bytes, start: int) -> int:
+    """Where the event ends that begins at `start` of a block of whole events."""
+    if block.startswith(b"\r\n", start):
+        return start + 2
+    if block.startswith((b"\r", b"\n"), start):
+        return start + 1
+    match = _end(block, start)
+    return match.end() if match else len(block)
 
 
 def data_of(event: bytes) -> bytes | None:
