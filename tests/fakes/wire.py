@@ -155,8 +155,9 @@ class Connection(asyncio.Protocol):
     # -- the engine's side
 
     def write(self, data: bytes) -> None:
-        """Send bytes; `drain` waits until the client has taken enough of them."""
-        self.transport.write(data)
+        """Send bytes, unless nobody is there; `drain` waits until the client has taken enough of them."""
+        if not self.transport.is_closing():
+            self.transport.write(data)
 
     async def drain(self) -> None:
         """Wait while the client does not read."""
