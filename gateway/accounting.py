@@ -221,6 +221,10 @@ class Observer(Protocol):
         """The record is complete and will not change."""
         ...
 
+    def overhead(self, stage: str, seconds: float) -> None:
+        """The gateway itself took this long at one stage of a request."""
+        ...
+
 
 class Accounts:
     """Closes records, and keeps the sums since the start."""
@@ -231,6 +235,10 @@ class Accounts:
         self._document_ratio = ByteRatio(TOKENS_PER_DOCUMENT_BYTE)
         self.outcomes: Counter[str] = Counter()
         self.totals: defaultdict[TokenSource, Totals] = defaultdict(Totals)
+
+    def prepared(self, seconds: float) -> None:
+        """The gateway took this long from a whole body to a call that asks for a slot."""
+        self._metrics.overhead("prepare", seconds)
 
     def close(self, record: Record, now: float) -> None:
         """The request is over, whatever became of it. A record closes once; again does nothing."""

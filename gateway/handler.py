@@ -72,6 +72,7 @@ class Handler:
                 client.request_id = theirs.decode()  # only echoed: two requests may carry the same one
             key = self._keys.identify(scope["headers"])
             body = await edge.read_body(receive, headers, self._settings.server.body_bytes_max)
+            read = self._clock()
             request = parse(body, record.route)
             if not key.allows(request.model):
                 raise errors.Forbidden("This API key may not use this model.")
@@ -86,6 +87,7 @@ class Handler:
                     prompt_tokens=self._prompt_length.estimate(request.model, request.prompt_bytes),
                     heartbeats=request.stream and self._settings.queue.heartbeat != "off",
                 )
+                self._accounts.prepared(self._clock() - read)
                 live.call = call = await self._counted(call, request)
                 async with self._dispatcher.slot(call) as slot:
                     await self._relay.serve(slot, live)

@@ -171,6 +171,10 @@ class Metrics:
         """The gateway itself took this long; the stages are the code's own."""
         self._child(OVERHEAD, stage).observe(seconds)
 
+    def prefix_hit_ratio(self, backend: str) -> float | None:
+        """Share of prompt tokens that this backend reported as cached, of late."""
+        return self._recent.prefix_hit_ratio(backend)
+
     def config_invalid(self, invalid: bool) -> None:
         """The file on disk was read: it is refused, or all is well."""
         self._child(CONFIG_INVALID).set(int(invalid))
@@ -319,6 +323,10 @@ class Recent:
             if inside >= 0:
                 rates[backend] += tokens * (inside / (end - start) if end > start else 1) / WINDOW_SECONDS
         return rates
+
+    def prefix_hit_ratio(self, backend: str) -> float | None:
+        """As the engine reported it; None until it did."""
+        return self._ratio(PREFIX_HITS, backend, "reported").value
 
     def _ratio(self, family: Family, *labels: str) -> Ratio:
         return self._ratios[(family.name, *labels)]

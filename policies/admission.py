@@ -257,22 +257,27 @@ class Admission:
             return self._too_long(call, backends) if backends else self._model_not_found(call)
         best: tuple[float, int, Backend, Cost] | None = None
         for backend in fitting:
-            price = cost(call, backend)
-            reason = self._blocked(call, backend, price, now)
-            if reason is not None:
-                if reason is Reason.GATE and waiting.why.get(backend.name) is not Reason.GATE:
-                    self.gate_waits[backend.name] += 1
-                waiting.why[backend.name] = reason
-            elif best is None or (price.seconds, backend.last_grant) < best[:2]:
-                best = (price.seconds, backend.last_grant, backend, price)
+            offer = self._offer(call, backend, now)
+            if isinstance(offer, Cost):
+                if best is None or (offer.seconds, backend.last_grant) < best[:2]:
+                    best = (offer.seconds, backend.last_grant, backend, offer)
+                continue
+            if offer is Reason.GATE and waiting.why.get(backend.name) is not Reason.GATE:
+                self.gate_waits[backend.name] += 1
+            waiting.why[backend.name] = offer
         if best is None:
             return None
         return Granted(self._grant(call, best[2], best[3], now))
 
-    def _blocked(self, call: Call, backend: Backend, price: Cost, now: float) -> Reason | None:
+    def _offer(self, call: Call, backend: Backend, now: float) -> Cost | Reason:
+        """What it would cost there now, or why it cannot start there; the cheap questions first, since
+        a full queue asks them of every call at every event."""
         seen = self._interactive_at is not None and now - self._interactive_at <= INTERACTIVE_SEEN_SECONDS
-        long = self._long(price)
-        return filters.blocked(call, backend, self.limits, now, long=long, interactive_seen=seen)
+        reason = filters.blocked(call, backend, self.limits, now, interactive_seen=seen)
+        if reason is not None:
+            return reason
+        price = cost(call, backend)
+        return Reason.GATE if self._long(price) and filters.gated(backend, self.limits) else price
 
     def _long(self, price: Cost) -> bool:
         return price.prefill_seconds > self.limits.prefill_gate_seconds

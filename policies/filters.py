@@ -48,11 +48,11 @@ def largest_context(backends: Sequence[Backend]) -> int | None:
 
 
 def blocked(
-    call: Call, backend: Backend, limits: Limits, now: float, *, long: bool, interactive_seen: bool
+    call: Call, backend: Backend, limits: Limits, now: float, *, interactive_seen: bool
 ) -> Reason | None:
-    """Why `call` cannot start on `backend` now; None if it can.
+    """Why `call` cannot start on `backend` now, whatever it costs there; None if nothing is in the way.
 
-    `long`: its uncached prefill is over the gate. `interactive_seen`: interactive calls came lately.
+    `interactive_seen`: interactive calls came lately.
     """
     if backend.state is not State.READY and not (backend.half_open and now >= backend.ejection.until):
         return Reason.NOT_READY
@@ -61,10 +61,14 @@ def blocked(
     free = backend.free
     if not free:
         return Reason.SLOTS
-    if long and backend.long_prefills >= limits.long_prefills_per_backend:
-        return Reason.GATE
     # With two slots a reserve would halve the backend, so it starts above two.
     reserved = limits.interactive_reserve_slots if interactive_seen and backend.slots > 2 else 0
     if call.priority is not Priority.INTERACTIVE and free <= reserved:
         return Reason.RESERVE
     return None
+
+
+def gated(backend: Backend, limits: Limits) -> bool:
+    """Whether a long prefill must wait for another one's first token: prefill is serial in an engine,
+    so side by side they only freeze everybody else."""
+    return backend.long_prefills >= limits.long_prefills_per_backend

@@ -46,7 +46,8 @@ def admin_app(gateway: Gateway, guard: AdminGuard) -> FastAPI:
         return backend
 
     def view(backend: Backend) -> BackendView:
-        return backend_view(fleet.members[backend.name], backend, clock())
+        hit_ratio = gateway.metrics.prefix_hit_ratio(backend.name)
+        return backend_view(fleet.members[backend.name], backend, hit_ratio, clock())
 
     def progress(backend: Backend) -> DrainView:
         return DrainView(state=backend.state, in_flight=len(backend.leases))

@@ -106,7 +106,7 @@ class RequestView(BaseModel):
     cached_tokens_predicted: int | None
 
 
-def backend_view(member: Member, backend: Backend, now: float) -> BackendView:
+def backend_view(member: Member, backend: Backend, hit_ratio: float | None, now: float) -> BackendView:
     """One backend; `now` is the gateway's monotonic time."""
     service = backend.service
     return BackendView(
@@ -132,7 +132,7 @@ def backend_view(member: Member, backend: Backend, now: float) -> BackendView:
             decode_step_seconds=service.decode_step_seconds,
             source="prior",
         ),
-        prefix=Prefix(entries=len(backend.shadow), hit_ratio=None),
+        prefix=Prefix(entries=len(backend.shadow), hit_ratio=hit_ratio),
         last_error=member.last_error,
         since=(datetime.now(UTC) - timedelta(seconds=now - backend.since)).replace(microsecond=0),
     )
@@ -183,7 +183,7 @@ def _why(waiting: Waiting, serving: list[Backend], limits: Limits, now: float) -
         reason: Reason | None = Reason.CONTEXT
         if backend in fitting:
             reason = filters.blocked(
-                waiting.call, backend, limits, now, long=False, interactive_seen=False
+                waiting.call, backend, limits, now, interactive_seen=False
             ) or waiting.why.get(backend.name)
         if reason is not None:
             reasons[backend.name] = reason

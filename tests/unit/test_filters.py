@@ -30,9 +30,8 @@ def blocked(
     interactive_seen: bool = False,
     limits: Limits = LIMITS,
 ) -> Reason | None:
-    return filters.blocked(
-        call or a_call(), backend, limits, now, long=long, interactive_seen=interactive_seen
-    )
+    reason = filters.blocked(call or a_call(), backend, limits, now, interactive_seen=interactive_seen)
+    return reason or (Reason.GATE if long and filters.gated(backend, limits) else None)
 
 
 # -- does it fit -------------------------------------------------------------------------------------
