@@ -3,7 +3,8 @@
 What a probe learns goes to Admission as events; which of them mean what is decided here, once:
 
     refused ............ down; when it answers again, it is a new process until proven otherwise
-    silent ............. nothing, while requests progress; an engine in a long prefill may not answer
+    silent ............. nothing, while requests run: an engine in a long prefill may not answer, and a
+                         request has limits of its own; else down, after three in a row
     loading ............ starting
     answers ............ its slots, context, models and foreign load; if it was away: warm-up, ready
 """
@@ -31,7 +32,7 @@ log = logging.getLogger("slotgate.fleet")
 
 READY_SECONDS = 2.0  # between probes; llama.cpp cancels late if it is polled more often
 OTHER_SECONDS = 1.0
-SILENT_MAX = 3  # probes in a row, without a request that progresses
+SILENT_MAX = 3  # probes in a row, while no request runs
 COUNT_SECONDS_MAX = 2.0
 COUNT_BYTES_MAX = 65_536
 HELD = (State.DRAINING, State.DRAINED)
@@ -47,6 +48,7 @@ class Member:
     known: bool = False  # the engine's kind is configured or was detected
     away: bool = True  # it must be warmed up before it takes calls
     started: str | None = None  # which process of the engine it is, where the engine tells
+    ends: int = 0  # of the engine's process, as far as they were noticed
     silent: int = 0  # probes in a row without an answer
     foreign: int = 0  # at the last probe; believed when two in a row agree
     refuses_usage: bool = False
@@ -115,7 +117,7 @@ class Fleet:
 
     def drain(self, name: str, reason: str) -> None:
         """From now on no request starts there; those that run finish."""
-        self._apply(self._admission.set_state(name, State.DRAINING, self._clock(), reason))
+        self._enter(self.members[name], State.DRAINING, reason)
 
     async def drained(self, name: str, seconds: float) -> bool:
         """Wait until nothing runs there any more; False if the time is up first."""
@@ -131,7 +133,7 @@ class Fleet:
         member = self.members[name]
         if self._admission.backends[name].state in HELD:
             member.away = True
-            self._apply(self._admission.set_state(name, State.STARTING, self._clock(), "resumed"))
+            self._enter(member, State.STARTING, "resumed")
             member.wake.set()
 
     # -- the data plane asks ----------------------------------------------------------------------
@@ -140,19 +142,16 @@ class Fleet:
         """Something failed there: look now, not at the next turn."""
         member.wake.set()
 
-    async def is_gone(self, member: Member) -> bool:
-        """Whether the process that had the request is provably down, or another one by now."""
-        answers = await self._ask(member)
-        if answers is NoAnswer.REFUSED:
-            self._down(member, answers)
-            return True
-        if isinstance(answers, NoAnswer):
-            return False
-        report = member.engine.read(answers)
-        gone = report.loading or (report.started is not None and report.started != member.started)
-        if gone:
-            self._restarted(member, report.started)
-        return gone
+    async def is_gone(self, member: Member, ends: int) -> bool:
+        """Whether the process that had the request is provably down, or another one by now.
+
+        `ends`: the member's when the request was sent; somebody may have noticed since then.
+        """
+        if member.ends == ends:
+            answers = await self._ask(member)
+            if member.ends == ends:
+                self._report(member, answers)
+        return member.ends != ends
 
     async def count(self, call: Call, request: Request) -> int | None:
         """The prompt's tokens by an engine's own tokenizer, where one can and answers soon."""
@@ -173,7 +172,9 @@ class Fleet:
                         exchange.abort()
             except (TimeoutError, ConnectFailed, ConnectionLost, AnswerTooLarge):
                 continue
-            return member.engine.counted(Answer(head.status, head.headers, body))
+            tokens = member.engine.counted(Answer(head.status, head.headers, body))
+            if tokens is not None:
+                return tokens
         return None
 
     # -- probing ----------------------------------------------------------------------------------
@@ -182,7 +183,11 @@ class Fleet:
         """Probe this member until cancelled."""
         while True:
             member.wake.clear()
-            await self._probe(member)
+            try:
+                await self._probe(member)
+            except Exception:
+                # A defect of ours must not leave the engine unwatched for the rest of the day.
+                log.exception("the probe of %s failed inside the gateway", member.name)
             ready = self._admission.backends[member.name].state is State.READY
             try:
                 async with asyncio.timeout(READY_SECONDS if ready else OTHER_SECONDS):
@@ -193,20 +198,13 @@ class Fleet:
     async def _probe(self, member: Member) -> None:
         backend = self._admission.backends[member.name]
         grants, own, leaving = backend.last_grant, len(backend.leases), set(backend.leaving)
+        ends = member.ends
         answers = await self._ask(member)
-        if isinstance(answers, NoAnswer):
-            self._unanswered(member, answers)
+        if member.ends != ends:  # the answers may be those of the process that has ended since
             return
-        member.silent = 0
-        if not member.known and not self._recognise(member, answers):
+        report = self._report(member, answers)
+        if report is None:
             return
-        report = member.engine.read(answers)
-        if report.loading:
-            self._restarted(member, report.started)
-            return
-        if member.started is not None and report.started not in (None, member.started):
-            self._restarted(member, report.started)
-        member.started = report.started or member.started
         self._resize(member, report)
         if report.models is not None and not member.settings.models:
             self._apply(self._admission.serve_models(member.name, report.models, self._clock()))
@@ -238,22 +236,35 @@ class Fleet:
         log.info("%s is %s", member.name, engine.name)
         return True
 
-    def _unanswered(self, member: Member, answer: NoAnswer) -> None:
-        if answer is NoAnswer.REFUSED:
-            self._down(member, answer)
-            return
-        member.silent += 1
+    def _report(self, member: Member, answers: dict[str, Answer] | NoAnswer) -> Report | None:
+        """What an engine that can serve says of itself; None, and the state says why, of any other."""
         backend = self._admission.backends[member.name]
-        if member.silent >= SILENT_MAX and not backend.leases:
-            self._down(member, answer)
+        if isinstance(answers, NoAnswer):
+            member.silent += 1
+            if answers is NoAnswer.REFUSED or (member.silent >= SILENT_MAX and not backend.leases):
+                self._down(member, answers)
+            return None
+        member.silent = 0
+        if not member.known and not self._recognise(member, answers):
+            return None
+        report = member.engine.read(answers)
+        if report.loading:
+            self._restarted(member, report.started)
+            return None
+        if member.started is not None and report.started not in (None, member.started):
+            self._restarted(member, report.started)
+        member.started = report.started or member.started
+        return report
 
     def _down(self, member: Member, answer: NoAnswer) -> None:
+        member.ends += 1
         if member.settings.engine == "auto":
             member.known = False
         self._not_ready(member, State.DOWN, answer.value)
 
     def _restarted(self, member: Member, started: str | None) -> None:
         """Another process than before answers at the URL, or the same one loads anew."""
+        member.ends += 1
         member.started = started
         self._admission.restarted(member.name)
         self._not_ready(member, State.STARTING, "the engine is loading")
@@ -261,7 +272,7 @@ class Fleet:
     def _not_ready(self, member: Member, state: State, why: str) -> None:
         member.away = True
         if self._admission.backends[member.name].state not in HELD:
-            self._apply(self._admission.set_state(member.name, state, self._clock(), why))
+            self._enter(member, state, why)
 
     def _resize(self, member: Member, report: Report) -> None:
         """Slots and context as configured, else as reported, else assumed."""
@@ -298,22 +309,26 @@ class Fleet:
     async def _warm_up(self, member: Member) -> None:
         backend = self._admission.backends[member.name]
         model = min(backend.models, default="") if backend.models else ""
-        if backend.slots_source is Source.ASSUMED:
-            log.warning(
-                "%s does not tell its slots: 1 is assumed; set slots in its [[backends]] table", member.name
-            )
-        self._admission.restarted(member.name)
-        member.refuses_usage = False
-        self._apply(self._admission.set_state(member.name, State.WARMING, self._clock(), "warming up"))
-        fault = await warm_up(member.upstream, model, member.settings.warmup.requests)
-        if backend.state is not State.WARMING:  # drained, or down, in the meantime
-            return
-        if fault:
-            member.last_error = fault
-            self._apply(self._admission.set_state(member.name, State.WARMING, self._clock(), fault))
-            return
+        if backend.state is not State.WARMING:
+            if backend.slots_source is Source.ASSUMED:
+                log.warning(
+                    "%s does not tell its slots: 1 is assumed; set slots in its [[backends]] table",
+                    member.name,
+                )
+            self._admission.restarted(member.name)
+            member.refuses_usage = False
+            self._enter(member, State.WARMING, "warming up")
+        for _ in range(member.settings.warmup.requests):
+            fault = "no slot is free"  # resumed before it was drained: what runs on may have them all
+            if backend.free and (fault := await warm_up(member.upstream, model)):
+                member.last_error = fault
+            if backend.state is not State.WARMING:  # drained, or down, in the meantime
+                return
+            if fault:
+                self._enter(member, State.WARMING, fault)
+                return
         member.away = False
-        self._apply(self._admission.set_state(member.name, State.READY, self._clock()))
+        self._enter(member, State.READY)
 
     # -- events -----------------------------------------------------------------------------------
 
@@ -326,6 +341,9 @@ class Fleet:
         else:
             member.drained.clear()
         log.info("%s is %s%s", change.backend, change.state, f": {change.why}" if change.why else "")
+
+    def _enter(self, member: Member, state: State, why: str = "") -> None:
+        self._apply(self._admission.set_state(member.name, state, self._clock(), why))
 
     def _apply(self, decisions: list[Decision]) -> None:
         self._dispatcher.apply(decisions)

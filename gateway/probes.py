@@ -16,7 +16,7 @@ class NoAnswer(enum.Enum):
     """Why an engine did not answer a probe."""
 
     REFUSED = "connection refused"
-    SILENT = "no answer in time"
+    SILENT = "no answer"
 
 
 class Probes:
@@ -26,21 +26,24 @@ class Probes:
     """
 
     def __init__(self) -> None:
-        self._http = httpx.AsyncClient(timeout=PROBE_SECONDS, trust_env=False)
+        self._http = httpx.AsyncClient(
+            timeout=PROBE_SECONDS,
+            trust_env=False,
+            # An engine that closes an idle connection just as it is used again would look broken.
+            headers={"accept-encoding": "identity", "connection": "close"},
+        )
 
     async def ask(self, url: str, api_key: str, paths: Iterable[str]) -> dict[str, Answer] | NoAnswer:
         """GET each path. An engine that accepts but says nothing may only be busy: `SILENT`."""
-        headers = {"accept-encoding": "identity"} | (
-            {"authorization": f"Bearer {api_key}"} if api_key else {}
-        )
+        headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
         answers: dict[str, Answer] = {}
         for path in paths:
             try:
                 response = await self._http.get(url + path, headers=headers)
-            except httpx.TimeoutException as error:
-                return NoAnswer.REFUSED if isinstance(error, httpx.ConnectTimeout) else NoAnswer.SILENT
-            except httpx.TransportError:
+            except (httpx.ConnectError, httpx.ConnectTimeout):
                 return NoAnswer.REFUSED
+            except httpx.RequestError:
+                return NoAnswer.SILENT
             answers[path] = Answer(response.status_code, dict(response.headers), response.content)
         return answers
 

@@ -71,6 +71,7 @@ class Relay:
     async def _attempt(self, slot: Slot, live: Inflight) -> None:
         member = self._fleet.members[slot.lease.backend]
         record, request = live.record, live.request
+        ends = member.ends
         record.backend, record.dispatched = member.name, self._clock()
         record.cached_tokens_predicted = slot.lease.cached_tokens
         live.first_token_seconds_max = member.timeouts.first_token_seconds
@@ -90,7 +91,12 @@ class Relay:
         try:
             await self._converse(exchange, member, slot, live)
         except (ConnectionLost, AnswerTooLarge, EventTooLarge) as lost:
-            raise await self._lost(lost, member, slot, live) from lost
+            raise await self._lost(lost, member, ends, slot, live) from lost
+        except asyncio.CancelledError:
+            # An engine that hangs may answer every probe: only its requests tell.
+            if isinstance(live.failure, errors.FirstTokenTimeout | errors.IdleTimeout):
+                self._failed(member, slot, "stall", live.failure.code)
+            raise
         finally:
             if not exchange.complete:
                 slot.stopping = exchange.leave(member.engine.cancel_seconds)
@@ -225,6 +231,7 @@ class Relay:
         self,
         lost: ConnectionLost | AnswerTooLarge | EventTooLarge,
         member: Member,
+        ends: int,
         slot: Slot,
         live: Inflight,
     ) -> NotStarted | errors.BackendFailed:
@@ -233,7 +240,8 @@ class Relay:
             if lost.reused and not lost.answered:
                 return NotStarted("stale_connection")
             self._failed(member, slot, "connection", str(lost))
-            if live.may_repeat and self._budget.allows(self._clock()) and await self._fleet.is_gone(member):
+            gone = live.may_repeat and await self._fleet.is_gone(member, ends)
+            if gone and self._budget.allows(self._clock()):
                 live.may_repeat = False
                 return NotStarted("backend_died")
         else:
