@@ -94,9 +94,17 @@ class EdgeProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._gone = None
         extensions: dict[str, Any] = {GONE: self._when_gone}
         self.scope["extensions"] = extensions
+
+    def on_response_complete(self) -> None:
+        self._gone = None  # not at the next request: that may come, pipelined, while this one runs
+        super().on_response_complete()
+
+    def eof_received(self) -> None:
+        """Called by the loop. Left to itself it would first write what the client does not read."""
+        if self._gone is not None:
+            self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
