@@ -25,6 +25,9 @@ class LlamaCpp(OpenAI):
     # It notices that a non-streaming client left only after a second in which nothing happens in the
     # whole engine: with another slot at work, 25 s later it still generated.
     streams_always = True
+    # It promises "Keep-Alive: timeout=5, max=100", and closes within 1 ms after the end of a stream: a
+    # request sent on that connection is lost in one case of three.
+    reuses_connections = False
     # A stream that is closed frees its slot in 0.2 s, but not within a batch of prefill: the default
     # batch of 2,048 tokens ends within 30 s on an engine that reads 70 tokens a second or more.
     cancel_seconds = 30.0
