@@ -150,7 +150,7 @@ class JoiningTransport(asyncio.Transport):
 
     def _flush(self) -> None:
         pending, self._pending = self._pending, []
-        if pending:
+        if pending and not self._inner.is_closing():  # lost since then: uvloop refuses, asyncio drops
             self._inner.write(pending[0] if len(pending) == 1 else b"".join(pending))
 
     def close(self) -> None:

@@ -72,6 +72,9 @@ class Recorder(asyncio.Transport):
     def close(self) -> None:
         self.closed = True
 
+    def is_closing(self) -> bool:
+        return self.closed
+
 
 async def test_writes_of_one_turn_are_joined() -> None:
     """Head, events and end that are written in one turn of the loop are one write below."""
@@ -93,3 +96,13 @@ async def test_nothing_pending_is_lost_by_close() -> None:
     transport.close()
     assert below.writes == [b"a"]
     assert below.closed
+
+
+async def test_nothing_is_written_to_a_connection_that_was_lost() -> None:
+    """A client that resets between a write and the turn of the loop costs no exception."""
+    below = Recorder()
+    transport = edge.JoiningTransport(below, asyncio.get_running_loop())
+    transport.write(b"a")
+    below.closed = True
+    await asyncio.sleep(0)
+    assert below.writes == []
