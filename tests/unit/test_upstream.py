@@ -430,6 +430,16 @@ async def test_a_connection_idle_for_too_long_is_not_used() -> None:
         await until(lambda: sum(task.done() for task in engine.tasks) == 2)
 
 
+@on_both_loops
+async def test_connections_idle_for_too_long_do_not_pile_up() -> None:
+    """After a burst, what is too old is closed as later requests end, though it is never asked for."""
+    async with serve(answers) as engine, client(engine.url, idle_seconds=0.0) as upstream:
+        exchanges = [await post(upstream) for _ in range(5)]
+        for exchange in exchanges:
+            assert await exchange.body(10) == b"hi"
+        assert upstream.idle == 1
+
+
 @pytest.mark.parametrize("farewell", [b"", b"HTTP/1.1 408 Timeout\r\nConnection: close\r\n\r\n"])
 @on_both_loops
 async def test_an_idle_connection_that_the_engine_ends_is_dropped_at_once(farewell: bytes) -> None:

@@ -322,6 +322,34 @@ async def test_a_connection_that_broke_before_the_request_is_lost() -> None:
     assert (lost.value.answered, lost.value.reused, transport.written) == (False, False, [])
 
 
+async def test_an_answer_before_the_request_ends_the_connection() -> None:
+    """It is the answer, but whatever made the engine send it, nothing is written any more."""
+    upstream = Upstream("http://engine")
+    exchange = Exchange()
+    connection = Connection(upstream, exchange)
+    transport = FakeTransport()
+    connection.connection_made(transport)
+    connection.data_received(RESPONSES["content-length"].wire)
+    connection.submit(b"the request")
+    assert now(exchange.body(100)) == b"hello"
+    assert transport.aborted
+    assert (transport.written, upstream.connections) == ([], 0)
+
+
+async def test_a_connection_that_opens_after_the_close_is_ended() -> None:
+    """It was on its way when the gateway closed: no request goes out on it, its exchange is lost."""
+    upstream = Upstream("http://engine")
+    await upstream.close()
+    exchange = Exchange()
+    connection = Connection(upstream, exchange)
+    transport = FakeTransport()
+    connection.connection_made(transport)
+    connection.submit(b"the request")
+    assert (transport.aborted, transport.written, upstream.connections) == (True, [], 0)
+    with pytest.raises(ConnectionLost, match="the gateway closes"):
+        now(exchange.head())
+
+
 async def test_an_idle_connection_that_broke_is_not_taken() -> None:
     """Known to the transport but not yet told to us: the next request gets another connection."""
     wire = Wire()
