@@ -100,6 +100,7 @@ class Record:
     conversation: str | None = None
     streamed: bool = False  # to the client
     backend: str = ""  # of the last dispatch
+    prepare_seconds: float | None = None  # of the gateway's own, from a whole body to a known call
     dispatched: float | None = None  # the last time
     first_token: float | None = None
     last_token: float | None = None
@@ -221,10 +222,6 @@ class Observer(Protocol):
         """The record is complete and will not change."""
         ...
 
-    def overhead(self, stage: str, seconds: float) -> None:
-        """The gateway itself took this long at one stage of a request."""
-        ...
-
 
 class Accounts:
     """Closes records, and keeps the sums since the start."""
@@ -235,10 +232,6 @@ class Accounts:
         self._document_ratio = ByteRatio(TOKENS_PER_DOCUMENT_BYTE)
         self.outcomes: Counter[str] = Counter()
         self.totals: defaultdict[TokenSource, Totals] = defaultdict(Totals)
-
-    def prepared(self, seconds: float) -> None:
-        """The gateway took this long from a whole body to a call that asks for a slot."""
-        self._metrics.overhead("prepare", seconds)
 
     def close(self, record: Record, now: float) -> None:
         """The request is over, whatever became of it. A record closes once; again does nothing."""

@@ -83,7 +83,7 @@ async def _rest(receive: Receive, first: bytes, bytes_max: int) -> bytes:
 class EdgeProtocol(HttpToolsProtocol):
     """uvicorn's HTTP protocol, with what costs a request dearly in plain ASGI made cheap.
 
-    An answer is a head, some events and an end: three writes in ASGI, one packet on the wire. And a
+    An answer begins with a head and some events: two writes in ASGI, one packet on the wire. And a
     client that leaves is told by a call, where ASGI wants a task that waits for a message.
     """
 
@@ -133,25 +133,30 @@ def watch(scope: Scope, receive: Receive, gone: Callable[[], None]) -> None:
 
 
 class JoiningTransport(asyncio.Transport):
-    """Collects writes until the loop turns, then sends them as one."""
+    """Holds a response's head back until what follows it, at most until the loop turns."""
 
-    __slots__ = ("_inner", "_loop", "_pending")
+    __slots__ = ("_head", "_inner", "_loop")
 
     def __init__(self, inner: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         self._inner = inner
         self._loop = loop
-        self._pending: list[bytes] = []
+        self._head = b""
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Send this with whatever else is written in this turn."""
-        if not self._pending:
+        """Send this; a head goes out with the next write."""
+        if self._head:
+            head, self._head = self._head, b""
+            self._inner.write(head + data)
+        elif data[:5] == b"HTTP/":
+            self._head = bytes(data)
             self._loop.call_soon(self._flush)
-        self._pending.append(bytes(data))
+        else:
+            self._inner.write(data)
 
     def _flush(self) -> None:
-        pending, self._pending = self._pending, []
-        if pending and not self._inner.is_closing():  # lost since then: uvloop refuses, asyncio drops
-            self._inner.write(pending[0] if len(pending) == 1 else b"".join(pending))
+        head, self._head = self._head, b""
+        if head and not self._inner.is_closing():  # lost since then: uvloop refuses, asyncio drops
+            self._inner.write(head)
 
     def close(self) -> None:
         """Send what is pending, then close."""
@@ -160,7 +165,7 @@ class JoiningTransport(asyncio.Transport):
 
     def abort(self) -> None:
         """Close at once."""
-        self._pending.clear()
+        self._head = b""
         self._inner.abort()
 
     def is_closing(self) -> bool:

@@ -87,7 +87,7 @@ class Handler:
                     prompt_tokens=self._prompt_length.estimate(request.model, request.prompt_bytes),
                     heartbeats=request.stream and self._settings.queue.heartbeat != "off",
                 )
-                self._accounts.prepared(self._clock() - read)
+                record.prepare_seconds = self._clock() - read
                 live.call = call = await self._counted(call, request)
                 async with self._dispatcher.slot(call) as slot:
                     await self._relay.serve(slot, live)

@@ -85,7 +85,12 @@ GATE_WAITS = Family(
 )
 RETRIES = Family("slotgate_retries_total", ("reason",), "Requests that started over, unseen by the client.")
 EJECTIONS = Family("slotgate_ejections_total", ("backend", "reason"), "Backends left alone after failures.")
-OVERHEAD = Family("slotgate_overhead_seconds", ("stage",), "Time the gateway itself took.", OVERHEAD_SECONDS)
+OVERHEAD = Family(
+    "slotgate_overhead_seconds",
+    ("stage",),
+    "Time the gateway itself took; prepare: from a whole body to a known call.",
+    OVERHEAD_SECONDS,
+)
 CONFIG_INVALID = Family("slotgate_config_invalid", (), "1 while the file on disk is refused.")
 BUILD_INFO = Family("slotgate_build_info", ("version",), "Always 1.")
 
@@ -158,6 +163,8 @@ class Metrics:
             child(BACKEND_TTFT, model, backend).observe(backend_ttft)
         if (tpot := record.tpot) is not None:
             child(TPOT, model, backend).observe(tpot)
+        if record.prepare_seconds is not None:
+            child(OVERHEAD, "prepare").observe(record.prepare_seconds)
         if record.source is not None:
             self._count_tokens(record, model, backend, record.source.value)
             if backend:
@@ -166,10 +173,6 @@ class Metrics:
     def retry(self, reason: str) -> None:
         """A request started over; the reasons are the code's own."""
         self._child(RETRIES, reason).inc()
-
-    def overhead(self, stage: str, seconds: float) -> None:
-        """The gateway itself took this long; the stages are the code's own."""
-        self._child(OVERHEAD, stage).observe(seconds)
 
     def prefix_hit_ratio(self, backend: str) -> float | None:
         """Share of prompt tokens that this backend reported as cached, of late."""

@@ -122,9 +122,11 @@ class Relay:
         passed = b""
         try:
             while not answer.done and (data := await exchange.read()):
-                passed = self._take(answer, splitter.feed(data), slot, live)
+                passed = answer.take(splitter.feed(data))
+                now = self._clock()
                 if passed and not answer.done:
-                    await client.stream(passed, self._clock())
+                    await client.stream(passed, now)
+                self._note(answer, slot, live, now)  # after the client has its first token, not before
         finally:
             note_usage(live, answer.usage)
         self._judge(answer, member, slot, live)
@@ -139,7 +141,8 @@ class Relay:
         splitter = EventSplitter()
         try:
             while not answer.done and (data := await exchange.read()):
-                self._take(answer, splitter.feed(data), slot, live)
+                answer.take(splitter.feed(data))
+                self._note(answer, slot, live, self._clock())
         finally:
             note_usage(live, answer.usage)
         self._judge(answer, member, slot, live)
@@ -165,21 +168,17 @@ class Relay:
         await live.client.answer(head.status, JSON, body)
         live.record.outcome = "completed"
 
-    def _take(self, answer: StreamedAnswer, block: bytes, slot: Slot, live: Inflight) -> bytes:
-        """Read whole events, keep the times, return the client's share."""
-        before = answer.events
-        passed = answer.take(block)
+    def _note(self, answer: StreamedAnswer, slot: Slot, live: Inflight, now: float) -> None:
+        """Keep the times and counts of what has come."""
+        record = live.record
         if answer.committed and live.phase is Phase.PREFILL:
-            now = self._clock()
             if answer.first_token:
-                live.record.first_token = now
+                record.first_token = now
             slot.first_token()
             live.enter(Phase.DECODE, now)
-        if answer.events != before:
-            record = live.record
-            record.last_token = live.progress_at = self._clock()
+        if answer.events != record.events:
+            record.last_token = live.progress_at = now
             record.events, record.answer_bytes = answer.events, answer.answer_bytes
-        return passed
 
     def _judge(self, answer: StreamedAnswer, member: Member, slot: Slot, live: Inflight) -> None:
         """Was that an answer? Raises BackendFailed if not; an error event that the client already

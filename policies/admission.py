@@ -68,12 +68,16 @@ class Admission:
     def submit(self, call: Call, now: float) -> list[Decision]:
         """A call arrives: it starts, waits or is rejected."""
         assert call.id not in self._waiting and call.id not in self._leases
-        if rejected := self._rejected_at_once(call):
-            return [rejected]
+        if self._closed:
+            return [Rejected(call, Refusal.SHUTTING_DOWN)]
         if call.priority is Priority.INTERACTIVE:
             self._interactive_at = now
-        self._enqueue(Waiting(call), now)
-        decisions = self._dispatch(now)
+        waiting, alone = Waiting(call), not self._waiting
+        decision = self._place(waiting, now) if alone else self._unserved(call)
+        if decision is not None:
+            return [decision]
+        self._enqueue(waiting, now)
+        decisions = [] if alone else self._dispatch(now)
         if call.id in self._waiting and (rejected := self._over_bounds(call, now)):
             self._dequeue(call.id)
             decisions.append(rejected)
@@ -244,17 +248,16 @@ class Admission:
                 break
             decision = self._place(self._waiting[call.id], now)
             if decision is not None:
+                self._dequeue(call.id)
                 decisions.append(decision)
         return decisions
 
     def _place(self, waiting: Waiting, now: float) -> Granted | Rejected | None:
         """The cheapest backend that can take the call now; ties go to the one granted longest ago."""
         call = waiting.call
-        backends = [b for b in self.backends.values() if b.serves(call)]
-        fitting = filters.fitting(call, backends)
-        if not fitting:  # an engine told its models, or came back with a smaller context
-            self._dequeue(call.id)
-            return self._too_long(call, backends) if backends else self._model_not_found(call)
+        fitting = self._fitting(call)
+        if isinstance(fitting, Rejected):  # an engine told its models, or came back with a smaller context
+            return fitting
         best: tuple[float, int, Backend, Cost] | None = None
         for backend in fitting:
             offer = self._offer(call, backend, now)
@@ -284,7 +287,6 @@ class Admission:
 
     def _grant(self, call: Call, backend: Backend, price: Cost, now: float) -> Lease:
         assert backend.free > 0
-        self._dequeue(call.id)
         self._grants += 1
         lease = Lease(
             call=call,
@@ -343,15 +345,16 @@ class Admission:
 
     # -- rejections -------------------------------------------------------------------------------
 
-    def _rejected_at_once(self, call: Call) -> Rejected | None:
-        if self._closed:
-            return Rejected(call, Refusal.SHUTTING_DOWN)
+    def _fitting(self, call: Call) -> Sequence[Backend] | Rejected:
+        """The backends that serve the model and whose slots hold the prompt."""
         backends = [b for b in self.backends.values() if b.serves(call)]
         if not backends:
             return self._model_not_found(call)
-        if not filters.fitting(call, backends):
-            return self._too_long(call, backends)
-        return None
+        return filters.fitting(call, backends) or self._too_long(call, backends)
+
+    def _unserved(self, call: Call) -> Rejected | None:
+        fitting = self._fitting(call)
+        return fitting if isinstance(fitting, Rejected) else None
 
     def _over_bounds(self, call: Call, now: float) -> Rejected | None:
         """A call that found no slot and no room to wait, or that cannot wait as long as it must."""

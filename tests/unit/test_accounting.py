@@ -34,9 +34,6 @@ class Observed:
     def observe(self, record: Record) -> None:
         self.records.append(record)
 
-    def overhead(self, stage: str, seconds: float) -> None:
-        raise AssertionError("no request is prepared here")
-
 
 def record(**given: object) -> Record:
     """A request that was dispatched at 2 s and gave tokens from 5 s to 15 s."""

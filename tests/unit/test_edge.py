@@ -59,6 +59,9 @@ def test_headers_have_limits() -> None:
         edge.headers_of({"headers": [(b"a", b"x" * 65_536)]})
 
 
+HEAD = b"HTTP/1.1 200 OK\r\n\r\n"
+
+
 class Recorder(asyncio.Transport):
     """A transport that remembers its writes."""
 
@@ -76,25 +79,34 @@ class Recorder(asyncio.Transport):
         return self.closed
 
 
-async def test_writes_of_one_turn_are_joined() -> None:
-    """Head, events and end that are written in one turn of the loop are one write below."""
+async def test_a_head_goes_out_with_what_follows() -> None:
+    """Head and first events are one write below; everything later passes as it is written."""
     below = Recorder()
     transport = edge.JoiningTransport(below, asyncio.get_running_loop())
-    transport.write(b"a")
+    transport.write(HEAD)
     transport.write(b"b")
-    await asyncio.sleep(0)
     transport.write(b"c")
     await asyncio.sleep(0)
-    assert below.writes == [b"ab", b"c"]
+    assert below.writes == [HEAD + b"b", b"c"]
+
+
+async def test_a_head_alone_waits_one_turn() -> None:
+    """A head that nothing follows in the same turn of the loop is sent then."""
+    below = Recorder()
+    transport = edge.JoiningTransport(below, asyncio.get_running_loop())
+    transport.write(HEAD)
+    assert below.writes == []
+    await asyncio.sleep(0)
+    assert below.writes == [HEAD]
 
 
 async def test_nothing_pending_is_lost_by_close() -> None:
     """What was written before a close goes out first."""
     below = Recorder()
     transport = edge.JoiningTransport(below, asyncio.get_running_loop())
-    transport.write(b"a")
+    transport.write(HEAD)
     transport.close()
-    assert below.writes == [b"a"]
+    assert below.writes == [HEAD]
     assert below.closed
 
 
@@ -102,7 +114,7 @@ async def test_nothing_is_written_to_a_connection_that_was_lost() -> None:
     """A client that resets between a write and the turn of the loop costs no exception."""
     below = Recorder()
     transport = edge.JoiningTransport(below, asyncio.get_running_loop())
-    transport.write(b"a")
+    transport.write(HEAD)
     below.closed = True
     await asyncio.sleep(0)
     assert below.writes == []

@@ -92,9 +92,8 @@ def value(metrics: Metrics, name: str, **labels: str) -> float | None:
 def test_the_scrape_has_the_metrics_of_the_table_and_no_others() -> None:
     """Each family is there from the start with its help, and every label is declared."""
     metrics = meter()
-    metrics.observe(record(reasoning_tokens=5, spec_drafted=10, spec_accepted=5))
+    metrics.observe(record(reasoning_tokens=5, spec_drafted=10, spec_accepted=5, prepare_seconds=0.0001))
     metrics.retry("connect")
-    metrics.overhead("admit", 0.0001)
     declared = {name: (set(labels), help) for name, labels, help in table()}
     text = metrics.render().decode()
     families = {f.name: f for f in text_string_to_metric_families(text)}
@@ -287,9 +286,9 @@ def test_retries_overhead_build_and_configuration() -> None:
     metrics = meter()
     metrics.retry("connect")
     metrics.retry("connect")
-    metrics.overhead("admit", 0.00008)
+    metrics.observe(record(prepare_seconds=0.00008))
     assert value(metrics, "retries_total", reason="connect") == 2
-    assert value(metrics, "overhead_seconds_bucket", stage="admit", le="0.0001") == 1
+    assert value(metrics, "overhead_seconds_bucket", stage="prepare", le="0.0001") == 1
     assert value(metrics, "config_invalid") == 0
     metrics.config_invalid(True)
     assert value(metrics, "config_invalid") == 1
