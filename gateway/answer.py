@@ -11,6 +11,8 @@ from typing import Any
 
 from gateway.accounting import Usage, usage_from
 from gateway.assembly import Assembly
+from gateway.client import event_of
+from gateway.engines.base import CHAT
 from gateway.sse import data_of, event_end, events
 
 DONE = b"data: [DONE]\n\n"
@@ -133,6 +135,26 @@ class StreamedAnswer:
             return event
         held, self._held = self._held, []
         return b"".join((*held, event))
+
+
+def as_stream(document: dict[str, Any], route: str, *, wants_usage: bool) -> bytes:
+    """A whole answer as the stream it should have been, for a client that has a stream's head already."""
+    rest = {key: value for key, value in document.items() if key not in ("choices", "usage", "timings")}
+    rest["object"] = "chat.completion.chunk" if route == CHAT else "text_completion"
+    choices = [choice for choice in document["choices"] if isinstance(choice, dict)]
+    stream = event_of(rest | {"choices": [_as_delta(choice) for choice in choices]})
+    if wants_usage and document.get("usage"):
+        stream += event_of(rest | {"choices": [], "usage": document["usage"]})
+    return stream + DONE
+
+
+def _as_delta(choice: dict[str, Any]) -> dict[str, Any]:
+    if not isinstance(choice.get("message"), dict):
+        return choice
+    delta = dict(choice["message"])
+    if calls := delta.get("tool_calls"):  # clients put the pieces of a call together by its index
+        delta["tool_calls"] = [{"index": index} | call for index, call in enumerate(calls)]
+    return {key: value for key, value in choice.items() if key != "message"} | {"delta": delta}
 
 
 def _plain_bytes(block: bytes) -> int:

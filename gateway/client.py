@@ -34,21 +34,24 @@ class Client:
         self._send = send
         self._heartbeat = b""
         self.request_id = request_id
-        self.streaming = False  # wants events; an error after the head is one too
+        self.streaming = False  # takes events; an error after the head is one too
         self.head_sent = False
         self.last_sent = now
         self.headers: Headers = []  # what the relay adds to the head
 
     async def answer(self, status: int, headers: Headers, body: bytes) -> None:
         """A whole answer that is not a stream."""
-        self.head_sent = True
+        self.head_sent, self.streaming = True, False
         head = [*headers, *self._own_headers(), (b"content-length", b"%d" % len(body))]
         await self._send({"type": "http.response.start", "status": status, "headers": head})
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
 
     async def stream(self, events: bytes, now: float, *, last: bool = False) -> None:
         """Whole events; the head goes out before the first ones, the end behind the last ones."""
-        self.last_sent = now
+        if not events.startswith(b":"):  # comments of an engine are not what the client waits for
+            self.last_sent = now
+        if last:
+            self.streaming = False
         if not self.head_sent:
             self.head_sent = True
             head = [*EVENT_STREAM, *self._own_headers()]
@@ -63,6 +66,7 @@ class Client:
                 if not self.head_sent:
                     await self.answer(error.status, [*JSON, *error.headers()], error.body())
                 elif self.streaming:
+                    self.streaming = False
                     await self._send(
                         {"type": "http.response.body", "body": b"data: " + error.body() + b"\n\n"}
                     )
@@ -74,8 +78,12 @@ class Client:
         self._heartbeat = event
 
     async def beat(self, now: float) -> None:
-        """One heartbeat."""
-        if self._heartbeat:
+        """One heartbeat, unless the answer has ended in the meantime. A head that leaves so early tells
+        no backend: another one may answer in the end."""
+        if self._heartbeat and self.streaming:
+            self.last_sent = now
+            if not self.head_sent:
+                self.headers = []
             await self.stream(self._heartbeat, now)
 
     def _own_headers(self) -> Headers:
@@ -95,4 +103,9 @@ def heartbeat(mode: str, route: str, model: str, request_id: str, *, include_usa
         "model": model,
         "choices": [],
     }
-    return b"data: " + json.dumps(chunk, separators=(",", ":")).encode() + b"\n\n"
+    return event_of(chunk)
+
+
+def event_of(value: object) -> bytes:
+    """One event with this as its data."""
+    return b"data: " + json.dumps(value, separators=(",", ":")).encode() + b"\n\n"

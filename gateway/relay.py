@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from gateway import errors
 from gateway.accounting import Usage, usage_from
-from gateway.answer import StreamedAnswer
+from gateway.answer import StreamedAnswer, as_stream
 from gateway.assembly import Assembly
-from gateway.client import JSON
+from gateway.client import JSON, event_of
 from gateway.dispatcher import Dispatcher, Slot
 from gateway.engines.base import Answer, Failed, Overlength, Overload, Passed
 from gateway.fleet import Fleet, Member
@@ -159,13 +159,19 @@ class Relay:
         live.progress_at = float("inf")  # nothing is heard until the whole answer is there
         body = await exchange.body(ANSWER_BYTES_MAX)
         document = Answer(head.status, head.headers, body).json()
-        if not isinstance(document, dict) or (document.get("error") and "choices" not in document):
-            cause = "a 200 with an error inside" if isinstance(document, dict) else "a 200 without JSON"
+        if not isinstance(document, dict) or not isinstance(document.get("choices"), list):
+            told = isinstance(document, dict) and document.get("error")
+            cause = "a 200 with an error inside" if told else "a 200 without an answer inside"
             self._failed(member, slot, "answer", cause)
             raise errors.BackendFailed(cause, started=True)
         note_usage(live, usage_from(document))
         live.record.answer_bytes = len(body)
-        await live.client.answer(head.status, JSON, body)
+        client, request = live.client, live.request
+        if client.head_sent:
+            events = as_stream(document, live.record.route, wants_usage=request.include_usage)
+            await client.stream(events, self._clock(), last=True)
+        else:
+            await client.answer(head.status, JSON, body)
         live.record.outcome = "completed"
 
     def _note(self, answer: StreamedAnswer, slot: Slot, live: Inflight, now: float) -> None:
@@ -210,9 +216,20 @@ class Relay:
                 self._failed(member, slot, "status", cause)
                 raise errors.BackendFailed(cause, started=True)
             case Passed():
-                content_type = head.headers.get("content-type", "application/json").encode("latin-1")
                 live.record.outcome = errors.ClientError.outcome
-                await live.client.answer(head.status, [(b"content-type", content_type)], answer.body)
+                await self._refuse(answer, live)
+
+    async def _refuse(self, answer: Answer, live: Inflight) -> None:
+        """The engine's own words, as they came; behind the head its error object as one event."""
+        client = live.client
+        if not client.head_sent:
+            content_type = answer.headers.get("content-type", "application/json").encode("latin-1")
+            await client.answer(answer.status, [(b"content-type", content_type)], answer.body)
+            return
+        said = answer.json()
+        if not isinstance(said, dict) or not isinstance(said.get("error"), dict):
+            raise errors.InvalidRequest("The backend refused the request.")
+        await client.stream(event_of(said), self._clock(), last=True)
 
     def _too_long(self, prompt_tokens: int | None, limit_tokens: int | None, slot: Slot) -> None:
         """The estimate was too low. Where the engine counted, a larger backend may hold the prompt."""

@@ -1,0 +1,91 @@
+"""The answer to one client: what may follow what."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gateway.answer import as_stream
+from gateway.client import JSON, Client
+from gateway.engines.base import CHAT
+from gateway.errors import BackendFailed
+
+BEAT = b": waiting\n\n"
+
+
+class Wire:
+    """Remembers the ASGI messages."""
+
+    def __init__(self) -> None:
+        self.messages: list[Any] = []
+
+    async def __call__(self, message: Any) -> None:
+        self.messages.append(message)
+
+    @property
+    def body(self) -> bytes:
+        """All of the body."""
+        return b"".join(message.get("body", b"") for message in self.messages)
+
+
+def streaming() -> tuple[Client, Wire]:
+    """A client that asked for a stream and takes heartbeats."""
+    wire = Wire()
+    client = Client(wire, "id-of-request", 0.0)
+    client.streaming = True
+    client.beat_with(BEAT)
+    client.headers = [(b"x-slotgate-backend", b"one")]
+    return client, wire
+
+
+async def test_a_heartbeat_never_follows_the_end() -> None:
+    """One that was due in the instant in which the answer ended is not sent."""
+    for how in ("stream", "answer", "fail"):
+        client, wire = streaming()
+        if how == "stream":
+            await client.stream(b"data: [DONE]\n\n", 1.0, last=True)
+        elif how == "answer":
+            await client.answer(200, JSON, b"{}")
+        else:
+            await client.stream(b"data: 1\n\n", 1.0)
+            await client.fail(BackendFailed("it died", started=True))
+        sent = list(wire.messages)
+        await client.beat(2.0)
+        assert wire.messages == sent
+        assert sent[-1].get("more_body", False) is False
+
+
+async def test_a_head_that_leaves_with_a_heartbeat_names_no_backend() -> None:
+    """Another one than the first may answer in the end."""
+    client, wire = streaming()
+    await client.beat(1.0)
+    await client.stream(b"data: 1\n\n", 2.0)
+    names = [name for name, _ in wire.messages[0]["headers"]]
+    assert b"x-request-id" in names
+    assert b"x-slotgate-backend" not in names
+    assert wire.body == BEAT + b"data: 1\n\n"
+
+
+async def test_comments_of_an_engine_do_not_put_off_a_heartbeat() -> None:
+    """Only data is what the client waits for; a heartbeat itself counts, or there would be one per sweep."""
+    client, _ = streaming()
+    await client.stream(b"data: 1\n\n", 1.0)
+    await client.stream(b": busy\n\n", 2.0)
+    assert client.last_sent == 1.0
+    await client.beat(3.0)
+    assert client.last_sent == 3.0
+
+
+def test_a_document_as_a_stream_ends_well() -> None:
+    """Strange choices are left as they are; usage is for those who asked."""
+    document = {
+        "id": "x",
+        "choices": [{"index": 0, "text": "a", "finish_reason": "stop"}, None],
+        "usage": {"n": 1},
+    }
+    stream = as_stream(document, "/v1/completions", wants_usage=True)
+    assert stream == (
+        b'data: {"id":"x","object":"text_completion","choices":[{"index":0,"text":"a","finish_reason":"stop"}]}\n\n'
+        b'data: {"id":"x","object":"text_completion","choices":[],"usage":{"n":1}}\n\n'
+        b"data: [DONE]\n\n"
+    )
+    assert b'"usage"' not in as_stream(document, CHAT, wants_usage=False)
