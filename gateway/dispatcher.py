@@ -33,6 +33,9 @@ class Slot:
     async def __aenter__(self) -> Slot:
         dispatcher = self._dispatcher
         decisions = dispatcher.admission.submit(self.call, dispatcher.clock())
+        if len(decisions) == 1 and isinstance(decisions[0], Granted):  # the usual case: nobody waits
+            self.lease = decisions[0].lease
+            return self
         try:
             self.lease = await dispatcher.granted(self.call.id, decisions)
         except BaseException:

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from gateway import edge, errors
 from gateway.accounting import Accounts, Record
-from gateway.auth import Keys
+from gateway.auth import Key, Keys
 from gateway.client import Client, heartbeat
 from gateway.dispatcher import Dispatcher
 from gateway.edge import Receive, Scope, Send
@@ -68,7 +68,8 @@ class Handler:
         client = Client(send, record.id, record.arrived)
         try:
             headers = edge.headers_of(scope)
-            if REQUEST_ID.fullmatch(theirs := headers.get(b"x-request-id", b"")):
+            theirs = headers.get(b"x-request-id")
+            if theirs and REQUEST_ID.fullmatch(theirs):
                 client.request_id = theirs.decode()  # only echoed: two requests may carry the same one
             key = self._keys.identify(scope["headers"])
             body = await edge.read_body(receive, headers, self._settings.server.body_bytes_max)
@@ -79,16 +80,11 @@ class Handler:
             live = self._begin(record, client, headers, request)
             with self._inflights.serve(live):
                 edge.watch(scope, receive, lambda: live.interrupt(errors.ClientGone()))
-                call = call_of(
-                    record,
-                    headers,
-                    request,
-                    key,
-                    prompt_tokens=self._prompt_length.estimate(request.model, request.prompt_bytes),
-                    heartbeats=request.stream and self._settings.queue.heartbeat != "off",
-                )
+                call = self._call(record, headers, request, key)
                 record.prepare_seconds = self._clock() - read
-                live.call = call = await self._counted(call, request)
+                if self._uncertain(call):
+                    call = await self._counted(call, request)
+                live.call = call
                 async with self._dispatcher.slot(call) as slot:
                     await self._relay.serve(slot, live)
             if record.counted and record.prompt_tokens:
@@ -138,10 +134,24 @@ class Handler:
             explains=headers.get(b"x-slotgate-explain") == b"1",
         )
 
+    def _call(self, record: Record, headers: dict[bytes, bytes], request: Request, key: Key) -> Call:
+        chain = request.chain()
+        return call_of(
+            record,
+            headers,
+            request,
+            key,
+            chain=chain,
+            prompt_tokens=self._prompt_length.estimate(request.model, chain[-1].end_bytes),
+            heartbeats=request.stream and self._settings.queue.heartbeat != "off",
+        )
+
+    def _uncertain(self, call: Call) -> bool:
+        """Whether the estimate is too near a context of the backends that serve the call."""
+        backends = self._dispatcher.admission.backends.values()
+        return any(filters.uncertain(call, backend) and backend.serves(call) for backend in backends)
+
     async def _counted(self, call: Call, request: Request) -> Call:
-        """The call with its prompt counted by an engine, where the estimate is too near a context."""
-        backends = [b for b in self._dispatcher.admission.backends.values() if b.serves(call)]
-        if not filters.uncertain(call, backends):
-            return call
+        """The call with its prompt counted by an engine, if one can."""
         tokens = await self._fleet.count(call, request)
         return call if tokens is None else replace(call, prompt_tokens=tokens, prompt_counted=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from gateway.accounting import Record
 from gateway.auth import Key
 from gateway.request import Request
+from policies.prefix import Link
 from policies.types import Call, Priority
 
 SESSION_HEADERS = (
@@ -41,7 +42,8 @@ def priority_of(headers: dict[bytes, bytes], request: Request, key: Key, prompt_
 
     An unknown class is ignored.
     """
-    asked = PRIORITIES.get(headers.get(b"x-slotgate-priority", b"").strip().lower())
+    named = headers.get(b"x-slotgate-priority")
+    asked = PRIORITIES.get(named.strip().lower()) if named else None
     if asked is None:
         short_answer = (request.output_tokens_max or 0) <= INTERACTIVE_OUTPUT_TOKENS_MAX
         short = prompt_tokens < INTERACTIVE_PROMPT_TOKENS_MAX and short_answer
@@ -54,10 +56,11 @@ def start_by(headers: dict[bytes, bytes], arrived: float, *, heartbeats: bool) -
 
     The OpenAI SDKs send their read limit.
     """
-    if heartbeats:
+    told = headers.get(b"x-stainless-read-timeout")
+    if heartbeats or not told:
         return None
     try:
-        seconds = float(headers.get(b"x-stainless-read-timeout", b""))
+        seconds = float(told)
     except ValueError:
         return None
     return arrived + seconds if 0 < seconds < 86_400 else None
@@ -69,6 +72,7 @@ def call_of(
     request: Request,
     key: Key,
     *,
+    chain: tuple[Link, ...],
     prompt_tokens: int,
     heartbeats: bool,
 ) -> Call:
@@ -85,7 +89,7 @@ def call_of(
         arrived=record.arrived,
         prompt_tokens=prompt_tokens,
         output_tokens_max=request.output_tokens_max,
-        chain=request.chain(),
+        chain=chain,
         body_bytes=len(request.body),
         start_by=start_by(headers, record.arrived, heartbeats=heartbeats),
     )

@@ -33,12 +33,13 @@ def fitting(call: Call, backends: Sequence[Backend]) -> Sequence[Backend]:
     return [b for b in backends if b.context_tokens == largest]
 
 
-def uncertain(call: Call, backends: Sequence[Backend]) -> bool:
-    """Whether the estimate is so near a context that only the engine's tokenizer can tell the side."""
-    return not call.prompt_counted and any(
-        b.context_tokens is not None
-        and call.prompt_tokens * ESTIMATE_LOW < b.context_tokens <= call.prompt_tokens * ESTIMATE_HIGH
-        for b in backends
+def uncertain(call: Call, backend: Backend) -> bool:
+    """Whether the estimate is so near the context that only the engine's tokenizer can tell the side."""
+    context = backend.context_tokens
+    return (
+        context is not None
+        and not call.prompt_counted
+        and call.prompt_tokens * ESTIMATE_LOW < context <= call.prompt_tokens * ESTIMATE_HIGH
     )
 
 

@@ -24,7 +24,10 @@ class Priority(enum.IntEnum):
     @property
     def label(self) -> str:
         """The name that clients send and metrics carry."""
-        return self.name.lower()
+        return LABELS[self]
+
+
+LABELS = ("interactive", "agent", "batch")
 
 
 class State(enum.StrEnum):

@@ -101,8 +101,8 @@ def test_no_backend_fits_nothing() -> None:
 def test_an_estimate_near_a_context_is_uncertain(prompt_tokens: int, counted: bool, uncertain: bool) -> None:
     """Near a limit only the engine's own tokenizer can tell the side."""
     call = a_call(prompt_tokens=prompt_tokens, prompt_counted=counted)
-    assert filters.uncertain(call, [SMALL]) is uncertain
-    assert filters.uncertain(call, [a_backend()]) is False
+    assert filters.uncertain(call, SMALL) is uncertain
+    assert filters.uncertain(call, a_backend()) is False
 
 
 # -- may it start now --------------------------------------------------------------------------------

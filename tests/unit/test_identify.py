@@ -72,7 +72,7 @@ def test_a_call_holds_no_text() -> None:
     """What scheduling sees is lengths, hashes and names."""
     record = Record("id", CHAT, 5.0)
     asked = request(messages=[{"role": "user", "content": "secret words"}], max_tokens=7)
-    call = call_of(record, {}, asked, OPEN, prompt_tokens=9, heartbeats=True)
+    call = call_of(record, {}, asked, OPEN, chain=asked.chain(), prompt_tokens=9, heartbeats=True)
     assert (call.id, call.prompt_tokens, call.output_tokens_max) == ("id", 9, 7)
     assert call.chain[-1].end_bytes == asked.prompt_bytes
     assert "secret" not in repr(call)
