@@ -33,7 +33,8 @@ class Slot:
     async def __aenter__(self) -> Slot:
         dispatcher = self._dispatcher
         decisions = dispatcher.admission.submit(self.call, dispatcher.clock())
-        if len(decisions) == 1 and isinstance(decisions[0], Granted):  # the usual case: nobody waits
+        if len(decisions) == 1 and isinstance(decisions[0], Granted):  # the usual case: no future needed
+            dispatcher.apply(decisions)
             self.lease = decisions[0].lease
             return self
         try:
