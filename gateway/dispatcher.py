@@ -33,10 +33,11 @@ class Slot:
     async def __aenter__(self) -> Slot:
         dispatcher = self._dispatcher
         decisions = dispatcher.admission.submit(self.call, dispatcher.clock())
-        if len(decisions) == 1 and isinstance(decisions[0], Granted):  # the usual case: no future needed
-            dispatcher.apply(decisions)
-            self.lease = decisions[0].lease
-            return self
+        match decisions:
+            case [Granted(lease)] if lease.call is self.call:  # the usual case; no future is needed
+                dispatcher.apply(decisions)
+                self.lease = lease
+                return self
         try:
             self.lease = await dispatcher.granted(self.call.id, decisions)
         except BaseException:
