@@ -84,7 +84,8 @@ def test_a_document_as_a_stream_ends_well() -> None:
     }
     stream = as_stream(document, "/v1/completions", wants_usage=True)
     assert stream == (
-        b'data: {"id":"x","object":"text_completion","choices":[{"index":0,"text":"a","finish_reason":"stop"}]}\n\n'
+        b'data: {"id":"x","object":"text_completion","choices":'
+        b'[{"index":0,"text":"a","finish_reason":"stop"}]}\n\n'
         b'data: {"id":"x","object":"text_completion","choices":[],"usage":{"n":1}}\n\n'
         b"data: [DONE]\n\n"
     )
