@@ -33,7 +33,8 @@ class StreamedAnswer:
     """One stream of chat or completion chunks.
 
     Before the first token nothing is passed on: comments are dropped, chunks without a token held
-    back, so that a retry stays invisible. After `[DONE]` everything is dropped.
+    back, so that a retry stays invisible. Behind `[DONE]` or an error everything is dropped; a `[DONE]`
+    there would mark success.
     """
 
     __slots__ = (
@@ -66,17 +67,22 @@ class StreamedAnswer:
         """The answer has begun: a token, or an end without one."""
         return self.first_token or self.finished or self.done
 
+    @property
+    def over(self) -> bool:
+        """Nothing that follows belongs to the answer: the engine has ended it, or has failed."""
+        return self.done or self.error is not None
+
     def take(self, block: bytes) -> bytes:
         """Read whole events; return what the client gets of them."""
         if self._assembly is not None:
             return b"".join(map(self._event, events(block)))
         start = 0
         passed: list[bytes] = []
-        while not self.first_token and not self.done and start < len(block):
+        while not self.first_token and not self.over and start < len(block):
             end = event_end(block, start)
             passed.append(self._event(block[start:end]))
             start = end
-        if not self.done and start < len(block):
+        if not self.over and start < len(block):
             passed.append(self._behind_first_token(block[start:] if start else block))
         return passed[0] if len(passed) == 1 else b"".join(passed)
 
@@ -96,12 +102,12 @@ class StreamedAnswer:
 
     def _event(self, event: bytes) -> bytes:
         """Read one event; return what the client gets of it."""
-        if self.done:
+        if self.over:
             return b""
         data = data_of(event)
         if data == b"[DONE]":
             self.done = True
-            return b"" if self.error is not None else self._released(event)
+            return self._released(event)
         chunk = _object(data) if data is not None else None
         if chunk is None:  # a comment, or a line that is no JSON
             return event if self.first_token else b""

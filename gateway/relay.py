@@ -121,7 +121,7 @@ class Relay:
         splitter = EventSplitter()
         passed = b""
         try:
-            while not answer.done and (data := await exchange.read()):
+            while not answer.over and (data := await exchange.read()):
                 passed = answer.take(splitter.feed(data))
                 now = self._clock()
                 if passed and not answer.done:
@@ -140,7 +140,7 @@ class Relay:
         answer = StreamedAnswer(wants_usage=True, assembly=assembly)
         splitter = EventSplitter()
         try:
-            while not answer.done and (data := await exchange.read()):
+            while not answer.over and (data := await exchange.read()):
                 answer.take(splitter.feed(data))
                 self._note(answer, slot, live, self._clock())
         finally:
@@ -214,7 +214,7 @@ class Relay:
                 self._too_long(prompt_tokens, limit_tokens, slot)
             case Failed(cause):
                 self._failed(member, slot, "status", cause)
-                raise errors.BackendFailed(cause, started=True)
+                raise errors.BackendFailed(cause, started=head.status >= 500)
             case Passed():
                 live.record.outcome = errors.ClientError.outcome
                 await self._refuse(answer, live)
