@@ -110,9 +110,13 @@ class Gateway:
 
     def _may_beat(self, live: Inflight, now: float) -> bool:
         """Whether a queued request's head may go out: not while a 503 may still have to be its status."""
-        if live.phase is not Phase.QUEUED or live.call is None or self.admission.has_ready(live.call):
+        call = live.call
+        if live.phase is not Phase.QUEUED or live.client.head_sent or call is None:
             return True
-        return now - live.record.arrived > self.settings.queue.unavailable_grace_seconds
+        if self.admission.has_ready(call):
+            return True
+        grace = self.settings.queue.unavailable_grace_seconds
+        return not self.admission.unavailable(call) and now - live.record.arrived > grace
 
 
 def create_app(settings: Settings) -> Gateway:

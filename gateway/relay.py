@@ -28,6 +28,7 @@ REFUSAL_BYTES_MAX = 1_048_576
 ANSWER_BYTES_MAX = 67_108_864
 CONNECT_PAUSE_SECONDS = 1.0
 OVERLOAD_PAUSE_SECONDS = 2.0  # for an engine that is full and does not say for how long
+STALE_SECONDS = 0.5  # a request on a closed connection is reset within a round trip; later it had begun
 TAIL_SECONDS = 1.0  # for the end of the engine's answer after the client has its own
 
 
@@ -253,7 +254,8 @@ class Relay:
     ) -> NotStarted | errors.BackendFailed:
         """What a broken connection means for the request."""
         if isinstance(lost, ConnectionLost) and live.phase is Phase.PREFILL:
-            if lost.reused and not lost.answered:
+            at_once = self._clock() - live.phase_since < STALE_SECONDS
+            if lost.reused and not lost.answered and at_once:
                 return NotStarted("stale_connection")
             self._failed(member, slot, "connection", str(lost))
             gone = live.may_repeat and await self._fleet.is_gone(member, ends)

@@ -228,6 +228,10 @@ class Admission:
         """Whether a backend of this call's model is ready, be its slots full."""
         return any(b.state is State.READY and b.serves(call) for b in self.backends.values())
 
+    def unavailable(self, call: Call) -> bool:
+        """Whether every backend of this call's model is down or ejected."""
+        return all(b.state in UNAVAILABLE for b in self.backends.values() if b.serves(call))
+
     def predicted_wait(self, position: int) -> float | None:
         """Seconds until the call at this place of the queue starts; None until releases were seen."""
         return None if self._release_seconds is None else (position + 1) * self._release_seconds
@@ -376,8 +380,7 @@ class Admission:
             latest = min(latest, call.start_by)
         if now >= latest:
             return Rejected(call, Refusal.WAIT_TOO_LONG, self.predicted_wait(len(self._waiting)))
-        backends = [b for b in self.backends.values() if b.serves(call)]
-        if any(b.state not in UNAVAILABLE for b in backends):
+        if not self.unavailable(call):
             waiting.unavailable_since = None
         elif waiting.unavailable_since is None:
             waiting.unavailable_since = now
