@@ -233,15 +233,17 @@ class Relay:
         await client.stream(event_of(said), self._clock(), last=True)
 
     def _too_long(self, prompt_tokens: int | None, limit_tokens: int | None, slot: Slot) -> None:
-        """The estimate was too low. Where the engine counted, a larger backend may hold the prompt."""
+        """The estimate was too low; a larger backend may hold the prompt. An engine that does not count
+        says at least that there are more tokens than its context."""
         call, backends = slot.call, self._dispatcher.admission.backends
         known = limit_tokens or backends[slot.lease.backend].context_tokens or call.prompt_tokens
         larger = any(
             b.serves(call) and b.context_tokens is not None and b.context_tokens > known
             for b in backends.values()
         )
-        if prompt_tokens is not None and larger and not call.prompt_counted:
-            raise NotStarted("over_length", prompt_tokens=prompt_tokens)
+        tokens = prompt_tokens or max(known, call.prompt_tokens)
+        if larger and (tokens > call.prompt_tokens or not call.prompt_counted):
+            raise NotStarted("over_length", prompt_tokens=tokens)
         raise errors.ContextLengthExceeded(prompt_tokens, known, counted=True)
 
     async def _lost(
