@@ -134,11 +134,11 @@ def client_api(gateway: Gateway) -> FastAPI:
 
     api = FastAPI(lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
 
-    @api.get("/health")
+    @api.api_route("/health", methods=["GET", "HEAD"])  # uptime checks ask with HEAD
     async def health() -> dict[str, str]:
         return {"status": "ok"}
 
-    @api.get("/ready")
+    @api.api_route("/ready", methods=["GET", "HEAD"])
     async def ready() -> JSONResponse:
         why = gateway.why_not_ready()
         return JSONResponse({"ready": not why} | ({"reason": why} if why else {}), 503 if why else 200)

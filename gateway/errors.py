@@ -141,14 +141,14 @@ class ModelNotFound(NotFound):
 
 
 class RequestTimeout(ClientError):
-    """The body came too slowly."""
+    """The request came too slowly."""
 
     status = 408
     code = "request_timeout"
     closes = True
 
     def __init__(self, seconds: float) -> None:
-        super().__init__(f"The request's body did not arrive within {seconds:g} seconds.")
+        super().__init__(f"The request did not arrive within {seconds:g} seconds.")
 
 
 class BodyTooLarge(ClientError):

@@ -72,7 +72,7 @@ class Handler:
             if theirs and REQUEST_ID.fullmatch(theirs):
                 client.request_id = theirs.decode()  # only echoed: two requests may carry the same one
             key = self._keys.identify(scope["headers"])
-            body = await edge.read_body(receive, headers, self._settings.server.body_bytes_max)
+            body = await edge.read_body(scope, receive, headers, self._settings.server.body_bytes_max)
             read = self._clock()
             request = parse(body, record.route)
             if not key.allows(request.model):

@@ -26,7 +26,7 @@ class Door:
         try:
             headers = edge.headers_of(scope)
             self._guard.check(scope["headers"])
-            body = await edge.read_body(receive, headers, BODY_BYTES_MAX)
+            body = await edge.read_body(scope, receive, headers, BODY_BYTES_MAX)
         except errors.ClientGone:
             return
         except errors.GatewayError as error:

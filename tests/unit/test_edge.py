@@ -6,8 +6,11 @@ import asyncio
 from typing import Any
 
 import pytest
+import uvicorn
+from uvicorn.server import ServerState
 
 from gateway import edge, errors
+from gateway.transport import JoiningTransport
 
 
 def receiver(*messages: dict[str, Any]) -> edge.Receive:
@@ -25,8 +28,8 @@ def part(body: bytes, more: bool = False) -> dict[str, Any]:
 
 async def test_a_body_in_parts_is_whole() -> None:
     """However it is cut, the body is what was sent."""
-    assert await edge.read_body(receiver(part(b"ab")), {}, 10) == b"ab"
-    assert await edge.read_body(receiver(part(b"a", True), part(b"", True), part(b"b")), {}, 10) == b"ab"
+    assert await edge.read_body({}, receiver(part(b"ab")), {}, 10) == b"ab"
+    assert await edge.read_body({}, receiver(part(b"a", True), part(b"", True), part(b"b")), {}, 10) == b"ab"
 
 
 @pytest.mark.parametrize(
@@ -41,13 +44,66 @@ async def test_a_body_in_parts_is_whole() -> None:
 async def test_a_body_over_the_limit_is_refused(headers: dict[bytes, bytes], messages: Any) -> None:
     """Declared or not, in one piece or many; what is declared is not even read."""
     with pytest.raises(errors.BodyTooLarge):
-        await edge.read_body(receiver(*messages), headers, 10)
+        await edge.read_body({}, receiver(*messages), headers, 10)
+
+
+async def test_a_body_that_does_not_come_is_not_waited_for() -> None:
+    """Neither for its first byte nor for the next one; a body that is there is read without a clock."""
+
+    async def never() -> dict[str, Any]:
+        return await asyncio.get_running_loop().create_future()  # type: ignore[no-any-return]
+
+    for began in (False, True):
+        messages = [part(b"x", True)] * began
+
+        async def receive(messages: list[dict[str, Any]] = messages) -> dict[str, Any]:
+            return messages.pop() if messages else await never()
+
+        with pytest.raises(errors.RequestTimeout):
+            await edge.read_body({}, receive, {}, 10, seconds_max=0.01)
+    whole = {"extensions": {edge.WHOLE: lambda: True}}
+    assert await edge.read_body(whole, receiver(part(b"ab")), {}, 10, seconds_max=0.0) == b"ab"
+
+
+class Quick(edge.EdgeProtocol):
+    """Has no patience with slow heads."""
+
+    head_seconds_max = 0.05
+
+
+async def test_a_head_that_does_not_end_is_not_waited_for() -> None:
+    """408, then the close; one that ends in time in several pieces is served."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 204, "headers": [(b"connection", b"close")]})
+        await send({"type": "http.response.body"})
+
+    config = uvicorn.Config(app, http=Quick, lifespan="off", log_config=None)
+    config.load()
+    loop, state = asyncio.get_running_loop(), ServerState()
+    server = await loop.create_server(lambda: Quick(config, state, {}, loop), "127.0.0.1", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        for pieces, status in (
+            ([b"GET / HTTP/1.1\r\nHost:"], b"408"),
+            ([b"GET / HT", b"TP/1.1\r\n", b"\r\n"], b"204"),
+        ):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            for piece in pieces:
+                writer.write(piece)
+                await asyncio.sleep(0.001)
+            async with asyncio.timeout(10):
+                answer = await reader.read()
+            assert answer.startswith(b"HTTP/1.1 " + status)
+            assert (b"request_timeout" in answer) == (status == b"408")
+            writer.close()
+            await writer.wait_closed()
 
 
 async def test_a_client_that_leaves_in_the_middle_is_gone() -> None:
     """A disconnect before the end of the body is no error to answer."""
     with pytest.raises(errors.ClientGone):
-        await edge.read_body(receiver(part(b"x", True), {"type": "http.disconnect"}), {}, 10)
+        await edge.read_body({}, receiver(part(b"x", True), {"type": "http.disconnect"}), {}, 10)
 
 
 def test_headers_have_limits() -> None:
@@ -82,7 +138,7 @@ class Recorder(asyncio.Transport):
 async def test_a_head_goes_out_with_what_follows() -> None:
     """Head and first events are one write below; everything later passes as it is written."""
     below = Recorder()
-    transport = edge.JoiningTransport(below, asyncio.get_running_loop())
+    transport = JoiningTransport(below, asyncio.get_running_loop(), lambda: False)
     transport.write(HEAD)
     transport.write(b"b")
     transport.write(b"c")
@@ -93,7 +149,7 @@ async def test_a_head_goes_out_with_what_follows() -> None:
 async def test_a_head_alone_waits_one_turn() -> None:
     """A head that nothing follows in the same turn of the loop is sent then."""
     below = Recorder()
-    transport = edge.JoiningTransport(below, asyncio.get_running_loop())
+    transport = JoiningTransport(below, asyncio.get_running_loop(), lambda: False)
     transport.write(HEAD)
     assert below.writes == []
     await asyncio.sleep(0)
@@ -103,7 +159,7 @@ async def test_a_head_alone_waits_one_turn() -> None:
 async def test_nothing_pending_is_lost_by_close() -> None:
     """What was written before a close goes out first."""
     below = Recorder()
-    transport = edge.JoiningTransport(below, asyncio.get_running_loop())
+    transport = JoiningTransport(below, asyncio.get_running_loop(), lambda: False)
     transport.write(HEAD)
     transport.close()
     assert below.writes == [HEAD]
@@ -113,8 +169,37 @@ async def test_nothing_pending_is_lost_by_close() -> None:
 async def test_nothing_is_written_to_a_connection_that_was_lost() -> None:
     """A client that resets between a write and the turn of the loop costs no exception."""
     below = Recorder()
-    transport = edge.JoiningTransport(below, asyncio.get_running_loop())
+    transport = JoiningTransport(below, asyncio.get_running_loop(), lambda: False)
     transport.write(HEAD)
     below.closed = True
     await asyncio.sleep(0)
     assert below.writes == []
+
+
+async def test_a_close_waits_for_a_client_that_still_sends() -> None:
+    """Our side is half-closed, what comes is read; a second close is final."""
+
+    class Below(Recorder):
+        eof = reading = False
+
+        def write_eof(self) -> None:
+            self.eof = True
+
+        def resume_reading(self) -> None:
+            self.reading = True
+
+        def is_closing(self) -> bool:
+            return self.closed
+
+        def abort(self) -> None:
+            self.closed = True
+
+    below = Below()
+    transport = JoiningTransport(below, asyncio.get_running_loop(), lambda: True)
+    transport.write(b"HTTP/1.1 413 ")
+    transport.close()
+    assert below.writes == [b"HTTP/1.1 413 "]
+    assert (below.eof, below.reading, below.closed) == (True, True, False)
+    assert transport.is_closing()
+    transport.close()
+    assert below.closed

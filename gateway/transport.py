@@ -1,0 +1,78 @@
+"""The transport below uvicorn: one packet where ASGI makes two writes, and a close that loses nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+LINGER_SECONDS = 5.0  # as nginx waits between two reads of such a client
+
+
+class JoiningTransport(asyncio.Transport):
+    """Holds a response's head back until what follows it, at most until the loop turns; and closes so
+    that the client gets what was written. `unread`: the client may still be sending, and a socket closed
+    then resets the connection, which takes the answer from the client."""
+
+    __slots__ = ("_head", "_inner", "_lingers", "_loop", "_unread")
+
+    def __init__(
+        self, inner: asyncio.Transport, loop: asyncio.AbstractEventLoop, unread: Callable[[], bool]
+    ) -> None:
+        self._inner = inner
+        self._loop = loop
+        self._unread = unread
+        self._head = b""
+        self._lingers = False
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Send this; a head goes out with the next write."""
+        if self._head:
+            head, self._head = self._head, b""
+            self._inner.write(head + data)
+        elif data[:5] == b"HTTP/":
+            self._head = bytes(data)
+            self._loop.call_soon(self._flush)
+        else:
+            self._inner.write(data)
+
+    def _flush(self) -> None:
+        head, self._head = self._head, b""
+        if head and not self._inner.is_closing():  # lost since then: uvloop refuses, asyncio drops
+            self._inner.write(head)
+
+    def close(self) -> None:
+        """Send what is pending, then close: at once, or when the client has, or after a while."""
+        self._flush()
+        if self._lingers or not self._unread() or self._inner.is_closing():
+            self._inner.close()
+            return
+        self._lingers = True
+        self._inner.write_eof()
+        self._inner.resume_reading()
+        self._loop.call_later(LINGER_SECONDS, self._inner.abort)
+
+    def abort(self) -> None:
+        """Close at once."""
+        self._head = b""
+        self._inner.abort()
+
+    def is_closing(self) -> bool:
+        """Whether it is closed, or about to be."""
+        return self._lingers or self._inner.is_closing()
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        """Of the socket below."""
+        return self._inner.get_extra_info(name, default)
+
+    def pause_reading(self) -> None:
+        """Stop receiving."""
+        self._inner.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Go on receiving."""
+        self._inner.resume_reading()
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        """Who receives from now on."""
+        self._inner.set_protocol(protocol)
