@@ -78,7 +78,6 @@ class Relay:
         live.first_token_seconds_max = member.timeouts.first_token_seconds
         live.idle_seconds_max = member.timeouts.idle_seconds
         live.enter(Phase.PREFILL, record.dispatched)
-        live.client.headers = describe(slot, live)
         streams = request.stream or member.engine.streams_always
         body = request.edited(
             stream=True if streams and not request.stream else None,
@@ -89,6 +88,7 @@ class Relay:
         except ConnectFailed as failed:
             self._failed(member, slot, "connect", failed.cause)
             raise NotStarted("connect", CONNECT_PAUSE_SECONDS) from failed
+        live.client.headers = describe(slot, live)  # while the engine is at work
         try:
             await self._converse(exchange, member, slot, live)
         except (ConnectionLost, AnswerTooLarge, EventTooLarge) as lost:
