@@ -94,6 +94,15 @@ async def metric(gateway: Gateway, name: str, **labels: str) -> float:
     )
 
 
+async def counted(gateway: Gateway, name: str, expected: float, **labels: str) -> None:
+    """Wait until the sum is so much: a request is counted when the engine, too, has ended it."""
+
+    async def so() -> bool:
+        return await metric(gateway, name, **labels) == expected
+
+    await until(so, f"{name} {labels} of {expected:g}")
+
+
 async def backend(gateway: Gateway, name: str) -> dict[str, Any]:
     """What the admin port says of a backend."""
     response = await gateway.operator.get(f"/admin/backends/{name}")
@@ -114,6 +123,15 @@ async def waits(gateway: Gateway, requests: int = 1) -> None:
         return await queued(gateway) == requests
 
     await until(enough, f"{requests} waiting requests")
+
+
+async def quiet(gateway: Gateway) -> None:
+    """Wait until nothing runs or waits: then everything is counted."""
+
+    async def nothing() -> bool:
+        return not (await gateway.operator.get("/admin/requests")).json() and not await queued(gateway)
+
+    await until(nothing, "a quiet gateway")
 
 
 async def of(engine: Engine, key: str) -> list[dict[str, Any]]:

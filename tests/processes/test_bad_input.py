@@ -18,14 +18,16 @@ from tests.processes.asking import (
     Reply,
     arrival,
     ask,
+    counted,
     fault,
     metric,
     of,
+    quiet,
     reply,
     waits,
 )
 from tests.processes.fleet import becomes
-from tests.processes.harness import Engine, Gateway, RawClient, chat, engine, gateway, until
+from tests.processes.harness import Engine, Gateway, RawClient, chat, engine, gateway
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -67,6 +69,7 @@ async def running() -> AsyncIterator[Stage]:
 @pytest_asyncio.fixture(loop_scope="module")
 async def stage(running: Stage) -> AsyncIterator[Stage]:
     """An engine that counts from here; after the test the gateway serves as before."""
+    await quiet(running.gateway)
     await running.engine.idle()
     await running.engine.reset()
     yield running
@@ -482,11 +485,7 @@ async def test_a_client_that_leaves_while_it_sends_its_body(stage: Stage, sent: 
         await client.write(GOOD[:sent])
         await asyncio.sleep(0.1)
         client.close()
-
-    async def counted() -> bool:
-        return await metric(stage.gateway, "slotgate_requests_total", outcome="client_gone") == before + 1
-
-    await until(counted, "its departure")
+    await counted(stage.gateway, "slotgate_requests_total", before + 1, outcome="client_gone")
     assert not (await stage.engine.state())["received"]
 
 

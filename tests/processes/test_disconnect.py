@@ -15,7 +15,19 @@ from urllib.parse import urlsplit
 import pytest
 import pytest_asyncio
 
-from tests.processes.asking import CHAT, arrival, ask, backend, ending, metric, of, queued, waits
+from tests.processes.asking import (
+    CHAT,
+    arrival,
+    ask,
+    backend,
+    counted,
+    ending,
+    metric,
+    of,
+    queued,
+    quiet,
+    waits,
+)
 from tests.processes.harness import Engine, Gateway, RawClient, chat, engine, gateway, until
 
 log = logging.getLogger(__name__)
@@ -45,7 +57,7 @@ class Stage:
             await one.idle()
             await self.slots(kind, in_use=0, leaving=0)
             await one.reset()
-        assert await queued(self.gateway) == 0
+        await quiet(self.gateway)
 
     async def slots(self, kind: str, **wanted: int) -> None:
         """Wait until the gateway counts so."""
@@ -126,7 +138,7 @@ async def test_the_engine_sees_a_client_leave(stage: Stage, kind: str, how: str,
     assert answer.events[-1].done
     assert len(await of(one, "leaves")) == 1
     assert (await one.state())["over_slots"] == 0
-    assert await gone(stage) == before + 1
+    await counted(stage.gateway, "slotgate_requests_total", before + 1, outcome="client_gone")
 
 
 @pytest.mark.parametrize("streams", [True, False])
@@ -153,7 +165,7 @@ async def test_a_queued_client_that_leaves_never_reaches_an_engine(
     await ending(one, "runs")
     assert (await ask(stage.gateway, stage.body(kind, "next"))).head.status == 200
     assert not await of(one, "leaves")
-    assert await gone(stage) == before + 2
+    await counted(stage.gateway, "slotgate_requests_total", before + 2, outcome="client_gone")
 
 
 async def test_a_client_that_neither_reads_nor_stays_is_noticed(stage: Stage) -> None:
