@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable
+from json.scanner import make_scanner
 from typing import Any, NoReturn
 
 from gateway.errors import InvalidJson, InvalidRequest
 
 Span = tuple[int, int]
 Item = tuple[Any, int, int]  # a value, where it starts and where it ends; its strings are latin-1
+Member = tuple[str, Any, int, int]  # the same with the key before it
 
 _SPACE = r"[ \t\n\r]*"
 _KEY = rf'"([^"\\\x00-\x1f]*+(?:\\.[^"\\\x00-\x1f]*+)*+)"{_SPACE}:{_SPACE}'
@@ -64,21 +66,26 @@ def read(text: str) -> tuple[dict[str, Any], dict[str, Span]]:
     return values, spans
 
 
-def members(text: str, start: int = 0) -> Iterator[tuple[str, Any, int, int]]:
-    """Key, value, start and end of each member of the object that starts there, which must have some.
+def members(text: str, start: int = 0) -> list[Member]:
+    """Each member of the object that starts there, which must have some.
 
     Raises ValueError and RecursionError.
     """
+    found: list[Member] = []
     match = _first_key(text, start)
-    while match and (key := match[1]) is not None:
-        if "\\" in key or not key.isascii():
-            key = json.loads(_utf8(f'"{key}"'))
-        start = match.end()
-        value, end = _items(text, start) if key == "messages" else _scan(text, start)
-        yield key, value, start, end
-        match = _next_key(text, end)
+    try:
+        while match and (key := match[1]) is not None:
+            if "\\" in key or not key.isascii():
+                key = json.loads(_utf8(f'"{key}"'))
+            start = match.end()
+            value, end = _items(text, start) if key == "messages" else _scan(text, start)
+            found.append((key, value, start, end))
+            match = _next_key(text, end)
+    except StopIteration:
+        raise _Malformed from None
     if match is None:
         raise _Malformed
+    return found
 
 
 def string(text: str, value: object, span: Span | None) -> str | None:
@@ -100,7 +107,8 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 _decoder = json.JSONDecoder(parse_constant=_refuse_constant)
-_scan = _decoder.raw_decode
+# A value and its end; raises StopIteration where there is none.
+_scan: Callable[[str, int], tuple[Any, int]] = make_scanner(_decoder)
 
 
 def _items(text: str, start: int) -> tuple[Any, int]:
