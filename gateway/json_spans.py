@@ -107,8 +107,8 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 _decoder = json.JSONDecoder(parse_constant=_refuse_constant)
-# A value and its end; raises StopIteration where there is none.
-_scan: Callable[[str, int], tuple[Any, int]] = make_scanner(_decoder)
+# A value and its end; raises StopIteration where there is none. (typeshed has its argument wrong.)
+_scan: Callable[[str, int], tuple[Any, int]] = make_scanner(_decoder)  # type: ignore[arg-type]
 
 
 def _items(text: str, start: int) -> tuple[Any, int]:
