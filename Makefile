@@ -1,5 +1,4 @@
-# Everything a newcomer types. Needs Python >= 3.11 with venv; `make test` also uses apt where a real
-# server is needed.
+# Everything a newcomer types. Needs Python >= 3.11 with venv.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin

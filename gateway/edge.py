@@ -1,6 +1,7 @@
 """The HTTP edge: what of a request is let in, by size and time, before anything is known of it.
 
-Plain ASGI functions over uvicorn. httptools, which uvicorn uses, has no limit on headers of its own.
+Plain ASGI functions, which work on any server, and uvicorn's protocol with what ASGI has no words for.
+httptools, which uvicorn uses, has no limit on headers of its own.
 """
 
 from __future__ import annotations

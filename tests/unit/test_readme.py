@@ -19,3 +19,11 @@ def test_every_error_code_is_explained() -> None:
     codes = {kind.code for kind in kinds} - {"internal_error"}
     assert len(codes) > 15
     assert not [code for code in codes if f"`{code}`" not in text]
+
+
+def test_its_map_names_every_module() -> None:
+    """A file that the tables of "How it is built" do not name is one that a newcomer stumbles over."""
+    _, _, text = README.read_text().partition("## How it is built")
+    places = [path for package in ("gateway", "policies") for path in (README.parent / package).iterdir()]
+    names = {path.stem if path.suffix == ".py" else f"{path.name}/" for path in places}
+    assert not sorted(name for name in names if not name.startswith("__") and f"`{name}`" not in text)
