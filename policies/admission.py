@@ -34,6 +34,7 @@ from policies.types import (
 
 INTERACTIVE_SEEN_SECONDS = 60.0  # the reserve is kept this long after an interactive call
 UNAVAILABLE = (State.DOWN, State.EJECTED)
+UNAVAILABLE_RETRY_SECONDS = 5.0  # nothing tells when an engine comes back
 RELEASE_WEIGHT = 0.2  # of the newest interval between two releases
 
 
@@ -132,7 +133,7 @@ class Admission:
         """Time passed: pauses end, waits become too long."""
         decisions = self._dispatch(now)
         for waiting in list(self._waiting.values()):
-            if rejected := self._overdue(waiting, now):
+            if rejected := self._expired(waiting, now):
                 self._dequeue(waiting.call.id)
                 decisions.append(rejected)
         return decisions
@@ -244,17 +245,21 @@ class Admission:
 
     def _dispatch(self, now: float) -> list[Decision]:
         """Start every waiting call that can start, in order."""
-        if not self._waiting:
-            return []
         decisions: list[Decision] = []
+        if not self._waiting or not self._any_free():  # then the queue need not even be sorted
+            return decisions
         for call in order.ordered([waiting.call for waiting in self._waiting.values()], now):
-            if not any(b.free for b in self.backends.values()):
-                break
             decision = self._place(self._waiting[call.id], now)
-            if decision is not None:
-                self._dequeue(call.id)
-                decisions.append(decision)
+            if decision is None:
+                continue
+            self._dequeue(call.id)
+            decisions.append(decision)
+            if not self._any_free():
+                break
         return decisions
+
+    def _any_free(self) -> bool:
+        return any(backend.free for backend in self.backends.values())
 
     def _place(self, waiting: Waiting, now: float) -> Granted | Rejected | None:
         """The cheapest backend that can take the call now; ties go to the one granted longest ago."""
@@ -353,7 +358,7 @@ class Admission:
         """The backends that serve the model and whose slots hold the prompt."""
         backends = [b for b in self.backends.values() if b.serves(call)]
         if not backends:
-            return self._model_not_found(call)
+            return Rejected(call, Refusal.MODEL_NOT_FOUND, models=self.models())
         return filters.fitting(call, backends) or self._too_long(call, backends)
 
     def _unserved(self, call: Call) -> Rejected | None:
@@ -367,13 +372,15 @@ class Admission:
             or self._waiting_bytes > self.limits.waiting_bytes_max
         ):
             return Rejected(call, Refusal.QUEUE_FULL, self.predicted_wait(0))
-        position = sum(order.rank(w.call, now) < order.rank(call, now) for w in self._waiting.values())
-        wait = self.predicted_wait(position)
-        if call.start_by is not None and wait is not None and now + wait > call.start_by:
-            return Rejected(call, Refusal.WAIT_TOO_LONG, wait)
-        return None
+        if call.start_by is None:
+            return None
+        rank = order.rank(call, now)
+        wait = self.predicted_wait(sum(order.rank(w.call, now) < rank for w in self._waiting.values()))
+        late = wait is not None and now + wait > call.start_by
+        return Rejected(call, Refusal.WAIT_TOO_LONG, wait) if late else None
 
-    def _overdue(self, waiting: Waiting, now: float) -> Rejected | None:
+    def _expired(self, waiting: Waiting, now: float) -> Rejected | None:
+        """A call that waited as long as it may; `order` calls one overdue much earlier."""
         call = waiting.call
         latest = call.arrived + self.limits.wait_seconds_max
         if call.start_by is not None:
@@ -385,11 +392,8 @@ class Admission:
         elif waiting.unavailable_since is None:
             waiting.unavailable_since = now
         elif now - waiting.unavailable_since >= self.limits.unavailable_grace_seconds:
-            return Rejected(call, Refusal.NO_BACKEND_READY, 5.0)
+            return Rejected(call, Refusal.NO_BACKEND_READY, UNAVAILABLE_RETRY_SECONDS)
         return None
-
-    def _model_not_found(self, call: Call) -> Rejected:
-        return Rejected(call, Refusal.MODEL_NOT_FOUND, models=self.models())
 
     def _too_long(self, call: Call, backends: Sequence[Backend]) -> Rejected:
         limit = filters.largest_context(backends)
