@@ -11,9 +11,8 @@ from typing import Any
 
 from gateway.accounting import Usage, usage_from
 from gateway.assembly import Assembly
-from gateway.client import event_of
 from gateway.engines.base import CHAT
-from gateway.sse import data_of, event_end, events
+from gateway.sse import data_of, event_end, event_of, events
 
 DONE = b"data: [DONE]\n\n"
 # What may change the course of a stream. Text of the model that contains one only costs a parse.

@@ -9,12 +9,12 @@ for ever; a chunk with `choices: []` keeps it patient. Clients that did not ask 
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 
 from gateway.edge import Send
 from gateway.engines.base import CHAT
 from gateway.errors import GatewayError, Headers
+from gateway.sse import event_of
 
 EVENT_STREAM: Headers = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -104,8 +104,3 @@ def heartbeat(mode: str, route: str, model: str, request_id: str, *, include_usa
         "choices": [],
     }
     return event_of(chunk)
-
-
-def event_of(value: object) -> bytes:
-    """One event with this as its data."""
-    return b"data: " + json.dumps(value, separators=(",", ":")).encode() + b"\n\n"

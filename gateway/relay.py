@@ -14,13 +14,13 @@ from gateway import errors
 from gateway.accounting import Usage, usage_from
 from gateway.answer import StreamedAnswer, as_stream
 from gateway.assembly import Assembly
-from gateway.client import JSON, event_of
+from gateway.client import JSON
 from gateway.dispatcher import Dispatcher, Slot
 from gateway.engines.base import Answer, Failed, Overlength, Overload, Passed
 from gateway.fleet import Fleet, Member
 from gateway.inflight import Inflight, Phase
 from gateway.metrics import Metrics
-from gateway.sse import EventSplitter, EventTooLarge
+from gateway.sse import EventSplitter, EventTooLarge, event_of
 from gateway.upstream import AnswerTooLarge, ConnectFailed, ConnectionLost, Exchange, Head
 from policies.retry_budget import RetryBudget
 

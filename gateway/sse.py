@@ -1,11 +1,12 @@
 """Server-sent events as bytes: where they end, and what is in one.
 
-Events are found, never rebuilt: what the splitter hands on is what it was fed. A line ends with LF, CRLF
-or CR, and a blank line ends an event (WHATWG HTML, 9.2.6).
+Events of an engine are found, never rebuilt: what the splitter hands on is what it was fed. A line ends
+with LF, CRLF or CR, and a blank line ends an event (WHATWG HTML, 9.2.6).
 """
 
 from __future__ import annotations
 
+import json
 import re
 
 EVENT_BYTES_MAX = 16 * 1024 * 1024  # a whole reasoning trace or an image comes as one event of 3 MB
@@ -93,6 +94,11 @@ def event_end(block: bytes, start: int) -> int:
         return start + 1
     match = _end(block, start)
     return match.end() if match else len(block)
+
+
+def event_of(value: object) -> bytes:
+    """An event of our own, with this as its data."""
+    return b"data: " + json.dumps(value, separators=(",", ":")).encode() + b"\n\n"
 
 
 def data_of(event: bytes) -> bytes | None:
