@@ -61,19 +61,26 @@ def usage_from(chunk: Mapping[str, object]) -> Usage | None:
     if prompt is not None or completion is not None:
         return Usage(
             TokenSource.REPORTED,
-            prompt,
-            _count(_table(usage, "prompt_tokens_details"), "cached_tokens"),
-            completion,
-            _count(_table(usage, "completion_tokens_details"), "reasoning_tokens"),
-            drafted,
-            accepted,
+            prompt_tokens=prompt,
+            cached_tokens=_count(_table(usage, "prompt_tokens_details"), "cached_tokens"),
+            completion_tokens=completion,
+            reasoning_tokens=_count(_table(usage, "completion_tokens_details"), "reasoning_tokens"),
+            spec_drafted=drafted,
+            spec_accepted=accepted,
         )
     computed, cached = _count(timings, "prompt_n"), _count(timings, "cache_n")
     prompt = computed + cached if computed is not None and cached is not None else None
     completion = _count(timings, "predicted_n")
     if prompt is None and completion is None:
         return None
-    return Usage(TokenSource.ENGINE_TIMINGS, prompt, cached, completion, None, drafted, accepted)
+    return Usage(
+        TokenSource.ENGINE_TIMINGS,
+        prompt_tokens=prompt,
+        cached_tokens=cached,
+        completion_tokens=completion,
+        spec_drafted=drafted,
+        spec_accepted=accepted,
+    )
 
 
 def _table(within: Mapping[str, object], name: str) -> Mapping[str, object]:

@@ -80,7 +80,7 @@ class Fleet:
         dispatcher.state_changed.append(self._state_changed)
 
     def add(self, settings: BackendSettings) -> Member:
-        """An engine joins; it is probed from now on."""
+        """An engine joins; it is probed from `start` on."""
         engine = ENGINES["openai" if settings.engine == "auto" else settings.engine]
         tls = ssl.create_default_context(cafile=settings.tls_ca_file or None)
         upstream = Upstream(
@@ -157,8 +157,10 @@ class Fleet:
         """The prompt's tokens by an engine's own tokenizer, where one can and answers soon."""
         for member in self.members.values():
             backend = self._admission.backends[member.name]
+            if backend.state is not State.READY or not backend.serves(call):
+                continue
             counting = member.engine.count(call.route, request.body)
-            if counting is None or backend.state is not State.READY or not backend.serves(call):
+            if counting is None:
                 continue
             try:
                 async with asyncio.timeout(COUNT_SECONDS_MAX):

@@ -14,7 +14,7 @@ import gc
 import signal
 import socket
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Literal
 
 import uvicorn
 
@@ -31,13 +31,13 @@ GC_THRESHOLDS = (20_000, 20, 20)  # a request makes some 300 objects, none of wh
 class Listener(uvicorn.Server):
     """A uvicorn server that leaves signals to us."""
 
-    def __init__(self, app: Any, lifespan: str) -> None:
+    def __init__(self, app: Any, lifespan: Literal["on", "off"]) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
                 http=EdgeProtocol,
                 ws="none",
-                lifespan="on" if lifespan == "on" else "off",
+                lifespan=lifespan,
                 log_config=None,
                 access_log=False,
                 server_header=False,

@@ -252,10 +252,9 @@ class Admitted:
         """Slots, queue, states, gate waits and ejections of now."""
         slots, states, contexts = _gauge(SLOTS), _gauge(BACKEND_STATE), _gauge(CONTEXT)
         for name, backend in self._admission.backends.items():
-            leaving = len(backend.leaving)
             slots.add_metric((name, "total"), backend.slots)
-            slots.add_metric((name, "in_use"), len(backend.leases) - leaving)
-            slots.add_metric((name, "leaving"), leaving)
+            slots.add_metric((name, "in_use"), backend.in_use)
+            slots.add_metric((name, "leaving"), len(backend.leaving))
             slots.add_metric((name, "foreign"), backend.foreign)
             for state in State:
                 states.add_metric((name, state.value), state is backend.state)
