@@ -21,7 +21,7 @@ from gateway.dispatcher import Dispatcher
 from gateway.engines import DETECTION_PATHS, ENGINES, detect
 from gateway.engines.base import Answer, Engine, Report
 from gateway.options import BackendSettings, TimeoutSettings
-from gateway.probes import NoAnswer, Probes
+from gateway.probes import NoAnswer, Probes, probing
 from gateway.request import Request
 from gateway.upstream import AnswerTooLarge, ConnectFailed, ConnectionLost, Upstream
 from gateway.warmup import warm_up
@@ -44,6 +44,7 @@ class Member:
 
     settings: BackendSettings
     upstream: Upstream
+    probed: Upstream
     engine: Engine
     known: bool = False  # the engine's kind is configured or was detected
     away: bool = True  # it must be warmed up before it takes calls
@@ -83,14 +84,16 @@ class Fleet:
         """An engine joins; it is probed from `start` on."""
         engine = ENGINES["openai" if settings.engine == "auto" else settings.engine]
         tls = ssl.create_default_context(cafile=settings.tls_ca_file or None)
+        key = settings.api_key.get_secret_value()
         upstream = Upstream(
             settings.url,
             connect_seconds=settings.timeouts.connect_seconds,
             reuse=engine.reuses_connections,
-            tls=tls if settings.url.startswith("https") else None,
-            api_key=settings.api_key.get_secret_value(),
+            tls=tls,
+            api_key=key,
         )
-        member = Member(settings, upstream, engine, known=settings.engine != "auto")
+        probed = probing(settings.url, key, tls)
+        member = Member(settings, upstream, probed, engine, known=settings.engine != "auto")
         self.members[settings.name] = member
         backend = Backend(settings.name, engine.service, PrefixShadow(), routes=engine.routes)
         self._apply(self._admission.add(backend, self._clock()))
@@ -111,7 +114,7 @@ class Fleet:
                 member.task.cancel()
                 await asyncio.wait([member.task])
             await member.upstream.close()
-        await self._probes.close()
+            await member.probed.close()
 
     # -- operators --------------------------------------------------------------------------------
 
@@ -222,7 +225,7 @@ class Fleet:
 
     async def _ask(self, member: Member) -> dict[str, Answer] | NoAnswer:
         paths = member.engine.paths if member.known else DETECTION_PATHS
-        return await self._probes.ask(member.settings.url, member.settings.api_key.get_secret_value(), paths)
+        return await self._probes.ask(member.probed, paths)
 
     def _recognise(self, member: Member, answers: dict[str, Answer]) -> bool:
         """What kind of engine it is; False while that cannot be told."""

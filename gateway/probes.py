@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import ssl
 from collections.abc import Iterable
 
-import httpx
-
 from gateway.engines.base import Answer
+from gateway.upstream import AnswerTooLarge, ConnectFailed, ConnectionLost, Upstream
 
-PROBE_SECONDS = 5.0
+PROBE_SECONDS = 5.0  # for one path
+PROBE_BYTES_MAX = 8_388_608
 BROKEN_MAX = 4  # answers that break off, before that counts as none
 BROKEN_PAUSE_SECONDS = 0.1
 
@@ -22,46 +23,44 @@ class NoAnswer(enum.Enum):
     SILENT = "no answer"
 
 
-class Probes:
-    """One HTTP client for all probes; never the data plane's connections.
+def probing(url: str, api_key: str = "", tls: ssl.SSLContext | None = None) -> Upstream:
+    """The way to an engine for probes: each on a connection of its own, never one of the data plane."""
+    return Upstream(url, connect_seconds=PROBE_SECONDS, reuse=False, tls=tls, api_key=api_key)
 
-    `trust_env` is off: proxy variables of the environment would carry the fleet's own traffic away.
-    """
+
+class Probes:
+    """How engines are asked."""
 
     def __init__(self, seconds: float = PROBE_SECONDS) -> None:
-        self._http = httpx.AsyncClient(
-            timeout=seconds,
-            trust_env=False,
-            # An engine that closes an idle connection just as it is used again would look broken.
-            headers={"accept-encoding": "identity", "connection": "close"},
-        )
+        self._seconds = seconds
 
-    async def ask(self, url: str, api_key: str, paths: Iterable[str]) -> dict[str, Answer] | NoAnswer:
+    async def ask(self, engine: Upstream, paths: Iterable[str]) -> dict[str, Answer] | NoAnswer:
         """GET each path. An engine that accepts but says nothing may only be busy: `SILENT`."""
-        headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
         answers: dict[str, Answer] = {}
         for path in paths:
-            answer = await self._get(url + path, headers)
+            answer = await self._get(engine, path)
             if isinstance(answer, NoAnswer):
                 return answer
             answers[path] = answer
         return answers
 
-    async def close(self) -> None:
-        """Close idle connections."""
-        await self._http.aclose()
-
-    async def _get(self, url: str, headers: dict[str, str]) -> Answer | NoAnswer:
+    async def _get(self, engine: Upstream, path: str) -> Answer | NoAnswer:
         for _ in range(BROKEN_MAX):
             try:
-                response = await self._http.get(url, headers=headers)
-            except (httpx.ConnectError, httpx.ConnectTimeout):
+                exchange = await engine.send("GET", path, [(b"accept", b"*/*")], b"")
+                try:
+                    async with asyncio.timeout(self._seconds):
+                        head = await exchange.head()
+                        body = await exchange.body(PROBE_BYTES_MAX)
+                finally:
+                    exchange.abort()
+            except ConnectFailed:
                 return NoAnswer.REFUSED
-            except httpx.TimeoutException:
+            except (TimeoutError, AnswerTooLarge):
                 return NoAnswer.SILENT
-            except httpx.RequestError:
+            except ConnectionLost:
                 # A process that ends breaks its connections first and closes its port a moment later.
                 await asyncio.sleep(BROKEN_PAUSE_SECONDS)
             else:
-                return Answer(response.status_code, dict(response.headers), response.content)
+                return Answer(head.status, head.headers, body)
         return NoAnswer.SILENT

@@ -61,15 +61,17 @@ def check(
 
 async def _look(settings: Settings) -> list[Seen]:
     from gateway.cli.survey import look
-    from gateway.probes import Probes
 
-    probes = Probes()
+    return await asyncio.gather(
+        *(look(b.url, b.api_key.get_secret_value(), b.engine, _tls(b)) for b in settings.backends)
+    )
+
+
+def _tls(backend: BackendSettings) -> ssl.SSLContext | None:
     try:
-        return await asyncio.gather(
-            *(look(probes, b.url, b.api_key.get_secret_value(), b.engine) for b in settings.backends)
-        )
-    finally:
-        await probes.close()
+        return ssl.create_default_context(cafile=backend.tls_ca_file or None)
+    except OSError:  # a fault of its own, see below
+        return None
 
 
 def _faults(settings: Settings, seen: list[Seen]) -> Iterator[tuple[str, str]]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
 from gateway.engines import DETECTION_PATHS, ENGINES, detect
 from gateway.engines.base import Report
-from gateway.probes import NoAnswer, Probes
+from gateway.probes import NoAnswer, Probes, probing
 
 LOCAL_PORTS = (8000, 8080, 8888, 30000, 11434)  # vLLM, llama.cpp, ds4, SGLang, Ollama
 
@@ -25,10 +26,11 @@ class Seen:
     fault: str = ""  # why it cannot be used as it is
 
 
-async def look(probes: Probes, url: str, api_key: str = "", engine: str = "auto") -> Seen:
+async def look(url: str, api_key: str = "", engine: str = "auto", tls: ssl.SSLContext | None = None) -> Seen:
     """Probe one engine, of the kind named or of any."""
     known = ENGINES.get(engine)
-    answers = await probes.ask(url, api_key, known.paths if known else DETECTION_PATHS)
+    paths = known.paths if known else DETECTION_PATHS
+    answers = await Probes().ask(probing(url, api_key, tls), paths)
     if isinstance(answers, NoAnswer):
         return Seen(url, "down", fault=f"does not answer: {answers.value}")
     statuses = ", ".join(f"{path} {answer.status}" for path, answer in answers.items())
@@ -45,11 +47,7 @@ async def look(probes: Probes, url: str, api_key: str = "", engine: str = "auto"
 
 async def look_around(ports: Iterable[int]) -> list[Seen]:
     """Whatever answers on these ports of this machine."""
-    probes = Probes()
-    try:
-        seen = await asyncio.gather(*(look(probes, f"http://127.0.0.1:{port}") for port in ports))
-    finally:
-        await probes.close()
+    seen = await asyncio.gather(*(look(f"http://127.0.0.1:{port}") for port in ports))
     return [one for one in seen if one.state != "down"]
 
 

@@ -15,6 +15,7 @@ from gateway.engines.base import Answer
 from gateway.fleet import OTHER_SECONDS, READY_SECONDS, SILENT_MAX, Fleet, Member
 from gateway.options import BackendSettings
 from gateway.probes import NoAnswer
+from gateway.upstream import Upstream
 from policies.types import Backend, Source, State
 from tests.simulation import virtual
 from tests.unit.fleet import MODEL, a_call, an_admission
@@ -56,7 +57,7 @@ class Asked:
         self.times: list[float] = []
         self.paths: list[tuple[str, ...]] = []
 
-    async def ask(self, url: str, api_key: str, paths: Iterable[str]) -> dict[str, Answer] | NoAnswer:
+    async def ask(self, engine: Upstream, paths: Iterable[str]) -> dict[str, Answer] | NoAnswer:
         """The answers as they were when the question came."""
         self.times.append(asyncio.get_running_loop().time())
         self.paths.append(tuple(paths))
@@ -65,9 +66,6 @@ class Asked:
         if isinstance(answers, Exception):
             raise answers
         return answers
-
-    async def close(self) -> None:
-        """Nothing is open."""
 
 
 class Stage:
@@ -376,6 +374,20 @@ async def test_an_answer_of_the_process_before_is_not_believed(stage: Stage) -> 
     assert await stage.fleet.is_gone(stage.member, ends)
     await late
     assert stage.backend.state is State.DOWN
+
+
+@over(PLAIN)
+async def test_an_end_that_was_noticed_meanwhile_is_not_noticed_twice(stage: Stage) -> None:
+    """A request that asked in vain for long must not take down what has come back since."""
+    ends = stage.member.ends
+    stage.probes.seconds, stage.probes.answers = 1.0, NoAnswer.REFUSED
+    asking = asyncio.create_task(stage.fleet.is_gone(stage.member, ends))
+    await asyncio.sleep(0.5)
+    stage.probes.seconds = 0.1
+    assert await stage.hears(NoAnswer.REFUSED) is State.DOWN
+    assert await stage.hears(PLAIN) is State.READY
+    assert await asking
+    assert stage.backend.state is State.READY
 
 
 # -- how often --------------------------------------------------------------------------------------------

@@ -4,34 +4,39 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import pytest
 
-from gateway.probes import BROKEN_MAX, NoAnswer, Probes
+from gateway.engines.base import Answer
+from gateway.probes import BROKEN_MAX, NoAnswer, Probes, probing
 from tests.processes.process import free_port
+from tests.unit.test_upstream import without_certificates
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 @asynccontextmanager
-async def engine(serve: Serve) -> AsyncIterator[tuple[str, asyncio.Server]]:
+async def engine(
+    serve: Serve, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[tuple[str, asyncio.Server]]:
     """Something that listens, and its URL."""
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=tls)
     try:
-        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", server
+        yield f"http{'s' if tls else ''}://127.0.0.1:{server.sockets[0].getsockname()[1]}", server
     finally:
         server.close()
 
 
-@asynccontextmanager
-async def asking(seconds: float = 5.0) -> AsyncIterator[Probes]:
-    probes = Probes(seconds)
+async def ask(url: str, *paths: str, api_key: str = "", seconds: float = 5.0) -> dict[str, Answer] | NoAnswer:
+    """Probe it."""
+    engine = probing(url, api_key)
     try:
-        yield probes
+        return await Probes(seconds).ask(engine, paths)
     finally:
-        await probes.close()
+        assert engine.connections == 0
 
 
 async def test_every_path_is_asked_with_the_engines_key() -> None:
@@ -45,8 +50,8 @@ async def test_every_path_is_asked_with_the_engines_key() -> None:
         )
         writer.close()
 
-    async with engine(serve) as (url, _), asking() as probes:
-        answers = await probes.ask(url, "key", ("/one", "/two"))
+    async with engine(serve) as (url, _):
+        answers = await ask(url, "/one", "/two", api_key="key")
     assert not isinstance(answers, NoAnswer)
     assert [(path, a.status, a.body, a.headers["a-b"]) for path, a in answers.items()] == [
         ("/one", 200, b"ok", "c"),
@@ -60,8 +65,7 @@ async def test_every_path_is_asked_with_the_engines_key() -> None:
 
 async def test_a_closed_port_refuses() -> None:
     """Nobody is there."""
-    async with asking() as probes:
-        assert await probes.ask(f"http://127.0.0.1:{free_port()}", "", ("/",)) is NoAnswer.REFUSED
+    assert await ask(f"http://127.0.0.1:{free_port()}", "/") is NoAnswer.REFUSED
 
 
 @pytest.mark.parametrize(
@@ -78,8 +82,8 @@ async def test_an_answer_that_always_breaks_off_is_none(words: bytes) -> None:
         writer.write(words)
         writer.close()
 
-    async with engine(serve) as (url, _), asking() as probes:
-        assert await probes.ask(url, "", ("/", "/more")) is NoAnswer.SILENT
+    async with engine(serve) as (url, _):
+        assert await ask(url, "/", "/more") is NoAnswer.SILENT
     assert asked == BROKEN_MAX
 
 
@@ -90,13 +94,27 @@ async def test_a_process_that_is_just_ending_refuses() -> None:
         writer.transport.abort()
         asyncio.get_running_loop().call_later(0.05, server.close)
 
-    async with engine(serve) as (url, server), asking() as probes:
-        assert await probes.ask(url, "", ("/",)) is NoAnswer.REFUSED
+    async with engine(serve) as (url, server):
+        assert await ask(url, "/") is NoAnswer.REFUSED
 
 
 async def test_an_engine_that_accepts_and_says_nothing_is_silent() -> None:
     """It may be busy: it is not asked again at once."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-        async with asking(0.2) as probes, asyncio.timeout(2):
-            assert await probes.ask(url, "", ("/",)) is NoAnswer.SILENT
+        async with asyncio.timeout(2):
+            assert await ask(url, "/", seconds=0.2) is NoAnswer.SILENT
+
+
+async def test_probes_trust_whom_requests_trust() -> None:
+    """The authorities that are configured for a backend hold for its probes too."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+        writer.close()
+
+    trusting = without_certificates(ssl.PROTOCOL_TLS_CLIENT)
+    async with engine(serve, without_certificates(ssl.PROTOCOL_TLS_SERVER)) as (url, _):
+        answers = await Probes().ask(probing(url, tls=trusting), ("/",))
+        assert not isinstance(answers, NoAnswer) and answers["/"].body == b"ok"
