@@ -83,14 +83,14 @@ async def test_a_drained_engine_gets_nothing_until_it_is_resumed(by: str) -> Non
 
 
 async def test_from_the_answer_on_no_request_starts() -> None:
-    """Without waiting, too: those that run finish, the rest waits or goes elsewhere; ten times."""
+    """Without waiting, too: those that run finish, the rest waits or goes elsewhere; time and again."""
     async with (
         engine("openai", slots=4, **PACE) as one,
         engine("openai", slots=1, **PACE) as other,
         gateway(configured(one, other, backend={"warmup": {"requests": 0}})) as front,
     ):
         async with load(front) as clients:
-            for _ in range(10):
+            for _ in range(7):
                 await becomes(front, "b0", "ready")
                 await worked(one, 12)
                 answer = await drain(front)

@@ -72,7 +72,7 @@ async def test_terminated_while_it_works() -> None:
     are answered in full. The process ends with 0, soon after the last of them."""
     server = {"shutdown_pause_seconds": 1.0, "shutdown_seconds": 30}
     async with (
-        engine(slots=2, tokens=50, decode_tps=20.0) as one,
+        engine(slots=2, tokens=35, decode_tps=20.0) as one,
         gateway(configured(one, server=server)) as front,
     ):
         await becomes(front, "b0", "ready")
@@ -193,7 +193,7 @@ async def test_nobody_who_was_let_in_is_cut_off() -> None:
     finds the port closed. None ends in the middle."""
     dice = random.Random()
     async with engine(slots=4, tokens=6, decode_tps=200.0) as one:
-        for _ in range(4):
+        for _ in range(3):
             async with gateway(configured(one, backend={"warmup": {"requests": 0}})) as front:
                 await becomes(front, "b0", "ready")
                 seen: Counter[str] = Counter()

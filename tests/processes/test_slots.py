@@ -135,7 +135,7 @@ async def test_no_engine_ever_has_more_requests_than_slots() -> None:
 
 # -- utilisation ------------------------------------------------------------------------------------
 
-BACKLOG_SECONDS = 8.0
+BACKLOG_SECONDS = 7.0
 RAMP_SECONDS = 1.0
 BUSY_SHARE_MIN = 0.90
 
