@@ -259,6 +259,19 @@ async def test_requests_of_others_are_believed_when_seen_twice(stage: Stage) -> 
 
 
 @over(llamacpp(slots=4))
+async def test_requests_of_others_end_with_the_engine(stage: Stage) -> None:
+    """Also where the next process does not tell its load."""
+    for _ in range(2):
+        await stage.hears(llamacpp(slots=4, busy=3))
+    assert stage.backend.foreign == 3
+    await stage.hears(NoAnswer.REFUSED)
+    mute = llamacpp(slots=4)
+    del mute["/metrics"]
+    assert await stage.hears(mute) is State.READY
+    assert (stage.backend.foreign, stage.backend.free) == (0, 4)
+
+
+@over(llamacpp(slots=4))
 async def test_a_probe_that_overlaps_with_a_grant_proves_nothing(stage: Stage) -> None:
     """The engine may have counted a request that was not ours yet when the probe began."""
     stage.probes.seconds = 0.5
