@@ -112,7 +112,7 @@ class StreamedAnswer:
             return event if self.first_token else b""
         if (error := _error(chunk)) is not None:
             self.error = error
-            return event if self.first_token else b""
+            return event if self.committed else b""
         return self._chunk(chunk, event)
 
     def _chunk(self, chunk: dict[str, Any], event: bytes) -> bytes:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
@@ -96,8 +96,7 @@ class Gateway:
         finally:
             for loop in loops:
                 loop.cancel()
-                with suppress(asyncio.CancelledError):
-                    await loop
+            await asyncio.wait(loops)
             await self.fleet.close()
 
     async def drain(self, seconds: float) -> None:
@@ -111,8 +110,10 @@ class Gateway:
     def _may_beat(self, live: Inflight, now: float) -> bool:
         """Whether a queued request's head may go out: not while a 503 may still have to be its status."""
         call = live.call
-        if live.phase is not Phase.QUEUED or live.client.head_sent or call is None:
+        if live.phase is not Phase.QUEUED or live.client.head_sent:
             return True
+        if call is None:
+            return False
         if self.admission.has_ready(call):
             return True
         grace = self.settings.queue.unavailable_grace_seconds

@@ -7,6 +7,7 @@ that is cancelled at that very instant gives the slot back by the same `finish` 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 from types import TracebackType
@@ -14,6 +15,8 @@ from types import TracebackType
 from gateway import errors
 from policies.admission import Admission
 from policies.types import Call, Decision, Granted, Lease, Refusal, Rejected, StateChanged
+
+log = logging.getLogger("slotgate.dispatcher")
 
 TICK_SECONDS = 0.25
 
@@ -62,6 +65,12 @@ class Slot:
         dispatcher = self._dispatcher
         dispatcher.apply(dispatcher.admission.first_token(self.call.id, dispatcher.clock()))
 
+    def prefilled(self, lease: Lease) -> None:
+        """The prefill of an answer that does not stream is over by now, if the call is still there."""
+        dispatcher = self._dispatcher
+        if dispatcher.admission.lease(self.call.id) is lease:
+            dispatcher.apply(dispatcher.admission.prefilled(self.call.id, dispatcher.clock()))
+
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
@@ -105,8 +114,14 @@ class Dispatcher:
                         future.set_exception(refusal(decision))
                         future.exception()  # read once: a waiter cancelled just now will not
                 case StateChanged():
-                    for listener in self.state_changed:
-                        listener(decision)
+                    self._tell(decision)
+
+    def _tell(self, change: StateChanged) -> None:
+        for listener in self.state_changed:
+            try:
+                listener(change)
+            except Exception:  # a defect of ours; the decisions behind it must be applied all the same
+                log.exception("a listener to states of backends failed inside the gateway")
 
     def leave(self, id: str, stopping: asyncio.Future[None]) -> None:
         """The client left: the slot stays taken until the engine has stopped."""
@@ -122,7 +137,10 @@ class Dispatcher:
         """Tick until cancelled."""
         while True:
             await asyncio.sleep(TICK_SECONDS)
-            self.apply(self.admission.tick(self.clock()))
+            try:
+                self.apply(self.admission.tick(self.clock()))
+            except Exception:  # a defect of ours; without this clock nobody in the queue would have a limit
+                log.exception("a tick of the queue failed inside the gateway")
 
 
 def refusal(rejected: Rejected) -> errors.GatewayError:

@@ -84,6 +84,11 @@ class Exchange:
         self._left: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
+    @property
+    def unread(self) -> bool:
+        """Whether the engine has sent what was not read yet."""
+        return bool(self._chunks)
+
     async def head(self) -> Head:
         """The response head, once it has come; 1xx are skipped. Raises ConnectionLost."""
         while self._head is None:

@@ -12,6 +12,7 @@ What a probe learns goes to Admission as events; which of them mean what is deci
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import ssl
 from collections.abc import Callable
@@ -23,7 +24,7 @@ from gateway.engines.base import Answer, Engine, Report
 from gateway.options import BackendSettings, TimeoutSettings
 from gateway.probes import NoAnswer, Probes, probing
 from gateway.request import Request
-from gateway.upstream import AnswerTooLarge, ConnectFailed, ConnectionLost, Upstream
+from gateway.upstream import AnswerTooLarge, ConnectFailed, ConnectionLost, Exchange, Upstream
 from gateway.warmup import warm_up
 from policies.prefix import PrefixShadow
 from policies.types import Backend, Call, Decision, Source, State, StateChanged
@@ -34,7 +35,7 @@ READY_SECONDS = 2.0  # between probes; llama.cpp cancels late if it is polled mo
 OTHER_SECONDS = 1.0
 SILENT_MAX = 3  # probes in a row, while no request runs
 COUNT_SECONDS_MAX = 2.0
-COUNT_BYTES_MAX = 65_536
+COUNT_BYTES_MAX = 4_194_304  # llama.cpp answers with the ids of all tokens
 HELD = (State.DRAINING, State.DRAINED)
 
 
@@ -78,6 +79,7 @@ class Fleet:
         self._admission = dispatcher.admission
         self._probes = probes
         self._clock = clock
+        self._confirming: set[asyncio.Task[None]] = set()
         dispatcher.state_changed.append(self._state_changed)
 
     def add(self, settings: BackendSettings) -> Member:
@@ -113,6 +115,9 @@ class Fleet:
             if member.task is not None:
                 member.task.cancel()
                 await asyncio.wait([member.task])
+        for confirming in self._confirming:
+            confirming.cancel()
+        for member in self.members.values():
             await member.upstream.close()
             await member.probed.close()
 
@@ -155,6 +160,25 @@ class Fleet:
             if member.ends == ends:
                 self._report(member, answers)
         return member.ends != ends
+
+    def stopped(self, member: Member, exchange: Exchange) -> asyncio.Future[None]:
+        """Tell the engine that its client left; resolves when it has stopped."""
+        closed = exchange.leave(member.engine.cancel_seconds)
+        if not member.engine.stop_path or closed.done():
+            return closed
+        confirmed = asyncio.get_running_loop().create_task(self._confirmed(member, closed))
+        self._confirming.add(confirmed)
+        confirmed.add_done_callback(self._confirming.discard)
+        return confirmed
+
+    async def _confirmed(self, member: Member, closed: asyncio.Future[None]) -> None:
+        """llama.cpp closes at once, but cancels only after the batch at hand: seconds, in a long prefill.
+        What is asked behind the close is answered behind the cancel."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(member.engine.cancel_seconds):
+                await closed
+                while await self._probes.ask(member.probed, (member.engine.stop_path,)) is NoAnswer.SILENT:
+                    pass
 
     async def count(self, call: Call, request: Request) -> int | None:
         """The prompt's tokens by an engine's own tokenizer, where one can and answers soon."""
@@ -236,8 +260,7 @@ class Fleet:
             return False
         member.engine, member.known = engine, True
         member.upstream.reuse = engine.reuses_connections
-        backend = self._admission.backends[member.name]
-        backend.service, backend.routes = engine.service, engine.routes
+        self._apply(self._admission.recognised(member.name, engine.service, engine.routes, self._clock()))
         log.info("%s is %s", member.name, engine.name)
         return True
 

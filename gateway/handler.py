@@ -81,19 +81,23 @@ class Handler:
             with self._inflights.serve(live):
                 edge.watch(scope, receive, lambda: live.interrupt(errors.ClientGone()))
                 call = self._call(record, headers, request, key)
+                live.call = call
                 record.prepare_seconds = self._clock() - read
                 if self._uncertain(call):
-                    call = await self._counted(call, request)
-                live.call = call
-                async with self._dispatcher.slot(call) as slot:
-                    await self._relay.serve(slot, live)
+                    live.call = call = await self._counted(call, request)
+                try:
+                    async with self._dispatcher.slot(call) as slot:
+                        await self._relay.serve(slot, live)
+                except errors.ModelNotFound as unknown:
+                    raise unknown.among(key.allows) from None
             if record.counted and record.prompt_tokens:
                 self._prompt_length.learn(request.model, request.prompt_bytes, record.prompt_tokens)
         except errors.ClientGone as gone:
             record.outcome = record.outcome or gone.outcome
         except errors.GatewayError as error:
-            record.outcome, record.error = error.outcome, error.code
-            await client.fail(error)
+            if record.outcome is None:  # else the client has its answer, and only the tail was waited for
+                record.outcome, record.error = error.outcome, error.code
+                await client.fail(error)
         except asyncio.CancelledError:
             record.outcome = errors.ShuttingDown.outcome
             raise

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
@@ -18,6 +19,8 @@ from gateway.accounting import Record
 from gateway.client import Client
 from gateway.request import Request
 from policies.types import Call
+
+log = logging.getLogger("slotgate.inflight")
 
 SWEEP_SECONDS = 0.25
 
@@ -134,11 +137,16 @@ class Inflights:
         """Sweep until cancelled."""
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
-            now = self._clock()
-            for live in list(self.by_id.values()):
-                silent = now - live.client.last_sent >= self._heartbeat_seconds
-                if live.sweep(now) and live.client.streaming and silent and self._may_beat(live, now):
-                    live.beat(now)
+            try:
+                self._sweep(self._clock())
+            except Exception:  # a defect of ours; without this clock no request would have a limit
+                log.exception("a sweep over the requests failed inside the gateway")
+
+    def _sweep(self, now: float) -> None:
+        for live in list(self.by_id.values()):
+            silent = now - live.client.last_sent >= self._heartbeat_seconds
+            if live.sweep(now) and live.client.streaming and silent and self._may_beat(live, now):
+                live.beat(now)
 
 
 class _Serving:

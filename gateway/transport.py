@@ -46,11 +46,21 @@ class JoiningTransport(asyncio.Transport):
         self._flush()
         if self._lingers or not self._unread() or self._inner.is_closing():
             self._inner.close()
+            self._expect_progress(None)
             return
         self._lingers = True
         self._inner.write_eof()
         self._inner.resume_reading()
         self._loop.call_later(LINGER_SECONDS, self._inner.abort)
+
+    def _expect_progress(self, unsent_bytes: int | None) -> None:
+        """A closed transport waits for the client to take what is left, without end: give up on one that
+        takes nothing."""
+        left = self._inner.get_write_buffer_size()
+        if left and left == unsent_bytes:
+            self._inner.abort()
+        elif left:
+            self._loop.call_later(LINGER_SECONDS, self._expect_progress, left)
 
     def abort(self) -> None:
         """Close at once."""

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 
 from policies import filters, order
 from policies.cost import Cost, cost
+from policies.service_model import ServiceModel
 from policies.types import (
     Backend,
     Call,
@@ -31,20 +31,11 @@ from policies.types import (
     State,
     StateChanged,
 )
+from policies.waiting import Waiting
 
 INTERACTIVE_SEEN_SECONDS = 60.0  # the reserve is kept this long after an interactive call
 UNAVAILABLE = (State.DOWN, State.EJECTED)
-UNAVAILABLE_RETRY_SECONDS = 5.0  # nothing tells when an engine comes back
 RELEASE_WEIGHT = 0.2  # of the newest interval between two releases
-
-
-@dataclass(slots=True, eq=False)
-class Waiting:
-    """A call in the queue."""
-
-    call: Call
-    why: dict[str, Reason] = field(default_factory=dict)  # by backend, at the last look
-    unavailable_since: float | None = None  # all backends of its model are down or ejected
 
 
 class Admission:
@@ -97,6 +88,15 @@ class Admission:
             decisions += self._enter(backend, State.READY, "", now)
         return decisions + self._dispatch(now)
 
+    def prefilled(self, id: str, now: float) -> list[Decision]:
+        """The prefill of an answer that does not stream must be over by now: the gate opens. It proves
+        nothing else, so a trial goes on."""
+        lease = self._leases.get(id)
+        if lease is None or lease.trial:
+            return []
+        self.backends[lease.backend].prefilling.discard(id)
+        return self._dispatch(now)
+
     def not_started(self, call: Call, now: float, pause_seconds: float = 0.0) -> list[Decision]:
         """The engine provably did not begin: the call returns to its place in the queue (with its
         prompt counted, if the engine did that), the backend is left alone for a while."""
@@ -133,7 +133,9 @@ class Admission:
         """Time passed: pauses end, waits become too long."""
         decisions = self._dispatch(now)
         for waiting in list(self._waiting.values()):
-            if rejected := self._expired(waiting, now):
+            wait = self.predicted_wait(len(self._waiting))
+            unavailable = self.unavailable(waiting.call)
+            if rejected := waiting.expired(now, self.limits, wait, unavailable=unavailable):
                 self._dequeue(waiting.call.id)
                 decisions.append(rejected)
         return decisions
@@ -171,6 +173,14 @@ class Admission:
         backend = self.backends[name]
         backend.slots, backend.slots_source, backend.context_tokens = slots, source, context_tokens
         backend.shadow.sequences_max = slots
+        return self._dispatch(now)
+
+    def recognised(
+        self, name: str, service: ServiceModel, routes: frozenset[str], now: float
+    ) -> list[Decision]:
+        """The kind of the engine is known: its priors, and the routes it serves."""
+        backend = self.backends[name]
+        backend.service, backend.routes = service, routes
         return self._dispatch(now)
 
     def serve_models(self, name: str, models: Iterable[str], now: float) -> list[Decision]:
@@ -378,22 +388,6 @@ class Admission:
         wait = self.predicted_wait(sum(order.rank(w.call, now) < rank for w in self._waiting.values()))
         late = wait is not None and now + wait > call.start_by
         return Rejected(call, Refusal.WAIT_TOO_LONG, wait) if late else None
-
-    def _expired(self, waiting: Waiting, now: float) -> Rejected | None:
-        """A call that waited as long as it may; `order` calls one overdue much earlier."""
-        call = waiting.call
-        latest = call.arrived + self.limits.wait_seconds_max
-        if call.start_by is not None:
-            latest = min(latest, call.start_by)
-        if now >= latest:
-            return Rejected(call, Refusal.WAIT_TOO_LONG, self.predicted_wait(len(self._waiting)))
-        if not self.unavailable(call):
-            waiting.unavailable_since = None
-        elif waiting.unavailable_since is None:
-            waiting.unavailable_since = now
-        elif now - waiting.unavailable_since >= self.limits.unavailable_grace_seconds:
-            return Rejected(call, Refusal.NO_BACKEND_READY, UNAVAILABLE_RETRY_SECONDS)
-        return None
 
     def _too_long(self, call: Call, backends: Sequence[Backend]) -> Rejected:
         limit = filters.largest_context(backends)

@@ -26,7 +26,8 @@ class Cost:
 def cost(call: Call, backend: Backend) -> Cost:
     """Prefill of what is not cached there, and decode at the batch that results."""
     cached = cached_tokens(call, backend)
-    output = min(call.output_tokens_max or OUTPUT_TOKENS_MEDIAN, OUTPUT_TOKENS_MEDIAN)
+    limit = call.output_tokens_max
+    output = OUTPUT_TOKENS_MEDIAN if limit is None else min(limit, OUTPUT_TOKENS_MEDIAN)
     return Cost(
         cached_tokens=cached,
         prefill_seconds=backend.service.prefill_seconds(call.prompt_tokens - cached),

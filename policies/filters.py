@@ -5,7 +5,7 @@ The room for an answer is never reserved by `max_tokens`: agents send 65,536 on 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from policies.types import Backend, Call, Limits, Priority, Reason, State
 
@@ -22,7 +22,8 @@ def fitting(call: Call, backends: Sequence[Backend]) -> Sequence[Backend]:
     """
     if len(backends) == 1 and backends[0].context_tokens is None:
         return backends
-    room = call.prompt_tokens + min(call.output_tokens_max or OUTPUT_TOKENS_P90, OUTPUT_TOKENS_P90)
+    limit = call.output_tokens_max
+    room = call.prompt_tokens + (OUTPUT_TOKENS_P90 if limit is None else min(limit, OUTPUT_TOKENS_P90))
     fits = [b for b in backends if b.context_tokens is None or room <= b.context_tokens]
     if fits:
         return fits
@@ -46,6 +47,11 @@ def uncertain(call: Call, backend: Backend) -> bool:
 def largest_context(backends: Sequence[Backend]) -> int | None:
     """The largest known context per slot, in tokens."""
     return max((b.context_tokens for b in backends if b.context_tokens is not None), default=None)
+
+
+def any_larger(call: Call, context_tokens: int, backends: Iterable[Backend]) -> bool:
+    """Whether a backend of this call is known to have a larger context than this."""
+    return any(b.serves(call) and (b.context_tokens or 0) > context_tokens for b in backends)
 
 
 def blocked(

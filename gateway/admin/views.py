@@ -14,8 +14,8 @@ from pydantic import BaseModel, Field
 from gateway.fleet import Member
 from gateway.inflight import Inflight, Phase
 from policies import filters
-from policies.admission import Waiting
 from policies.types import Backend, Limits, Reason, Source, State
+from policies.waiting import Waiting
 
 
 class Slots(BaseModel):

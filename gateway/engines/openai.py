@@ -42,6 +42,7 @@ class OpenAI:
     streams_always: bool = False
     reuses_connections: bool = True
     cancel_seconds: float = 5.0
+    stop_path: str = ""
     service: ServiceModel = ServiceModel()
 
     def recognises(self, answers: Mapping[str, Answer]) -> bool:

@@ -124,6 +124,14 @@ class Recorder(asyncio.Transport):
     def __init__(self) -> None:
         self.writes: list[bytes] = []
         self.closed = False
+        self.aborted = False
+        self.unsent = 0
+
+    def get_write_buffer_size(self) -> int:
+        return self.unsent
+
+    def abort(self) -> None:
+        self.aborted = True
 
     def write(self, data: Any) -> None:
         self.writes.append(bytes(data))
@@ -203,3 +211,16 @@ async def test_a_close_waits_for_a_client_that_still_sends() -> None:
     assert transport.is_closing()
     transport.close()
     assert below.closed
+
+
+async def test_a_closed_connection_that_takes_nothing_is_given_up() -> None:
+    """A client that has stopped reading does not keep its socket for ever; one that reads slowly keeps it
+    while it reads."""
+    below = Recorder()
+    transport = JoiningTransport(below, asyncio.get_running_loop(), lambda: False)
+    below.unsent = 2
+    transport.close()
+    transport._expect_progress(3)
+    assert not below.aborted
+    transport._expect_progress(2)
+    assert below.aborted
