@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -24,15 +25,15 @@ def answer(error: errors.GatewayError) -> Response:
     return Response(error.body(), error.status, headers, "application/json")
 
 
-def answer_errors(api: FastAPI) -> None:
-    """Every failure of a route as the error object of the interface."""
+def answer_errors(api: FastAPI, hint: Callable[[str], str] = lambda path: errors.NO_PATH) -> None:
+    """Every failure of a route as the error object of the interface; `hint` words that of a path."""
 
     async def failed(_: Request, error: Exception) -> Response:
         assert isinstance(error, errors.GatewayError)
         return answer(error)
 
-    async def unknown(_: Request, __: Exception) -> Response:
-        return answer(errors.NotFound())
+    async def unknown(request: Request, _: Exception) -> Response:
+        return answer(errors.NotFound(hint(request.url.path)))
 
     async def invalid(_: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)

@@ -161,5 +161,14 @@ def client_api(gateway: Gateway) -> FastAPI:
             raise errors.ModelNotFound(id, tuple(m for m in gateway.admission.models() if key.allows(m)))
         return JSONResponse(listed(id, gateway.admission))
 
-    answer_errors(api)
+    answer_errors(api, misdirected)
     return api
+
+
+def misdirected(path: str) -> str:
+    """What to say to a request that no route takes; a base URL without /v1 is the usual mistake."""
+    if path in HOT_PATHS:
+        return f"{path} is asked by POST."
+    if f"/v1{path}" in {*HOT_PATHS, "/v1/models"}:
+        return f"{errors.NO_PATH} Did you mean /v1{path}? A client's base URL must end in /v1."
+    return errors.NO_PATH

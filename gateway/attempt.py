@@ -346,6 +346,7 @@ def explain(slot: Slot) -> str:
     """Why the call went where it went, in one line."""
     lease = slot.lease
     return (
-        f"cheapest of those that could start: {lease.cost_seconds:.2f} s, of which prefill "
-        f"{lease.prefill_seconds:.2f} s with {lease.cached_tokens} of {slot.call.prompt_tokens} tokens cached"
+        f"cheapest of those that could start, by rates that are not learnt yet: {lease.cost_seconds:.2f} s, "
+        f"of which prefill {lease.prefill_seconds:.2f} s with {lease.cached_tokens} of "
+        f"{slot.call.prompt_tokens} tokens cached"
     )

@@ -119,6 +119,9 @@ class Forbidden(ClientError):
     outcome = "rejected"
 
 
+NO_PATH = "This gateway has no such path."
+
+
 class NotFound(ClientError):
     """A path, model or backend that does not exist."""
 
@@ -126,7 +129,7 @@ class NotFound(ClientError):
     code = "not_found"
     type = "not_found_error"
 
-    def __init__(self, message: str = "This gateway has no such path.") -> None:
+    def __init__(self, message: str = NO_PATH) -> None:
         super().__init__(message)
 
 

@@ -369,7 +369,8 @@ class Fleet:
             member.drained.set()
         else:
             member.drained.clear()
-        log.info("%s is %s%s", change.backend, change.state, f": {change.why}" if change.why else "")
+        level = logging.WARNING if change.state in (State.DOWN, State.EJECTED) else logging.INFO
+        log.log(level, "%s is %s%s", change.backend, change.state, f": {change.why}" if change.why else "")
 
     def _enter(self, member: Member, state: State, why: str = "") -> None:
         self._apply(self._admission.set_state(member.name, state, self._clock(), why))

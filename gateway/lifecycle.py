@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import logging
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -21,6 +22,8 @@ import uvicorn
 from gateway import errors
 from gateway.app import Gateway
 from gateway.edge import EdgeProtocol
+
+log = logging.getLogger("slotgate.lifecycle")
 
 BACKLOG = 2048  # agents come in bursts; a short backlog shows as seconds of connect time
 KEEP_ALIVE_SECONDS = 75
@@ -93,6 +96,11 @@ async def serve(
         started()
         await asyncio.wait([loop.create_task(stop.wait()), *tasks], return_when="FIRST_COMPLETED")
         gateway.stopping = True
+        left, seconds = len(gateway.inflights.by_id), gateway.settings.server.shutdown_seconds
+        if left:
+            log.info(
+                "stopping: %d requests have up to %g s to finish; a second signal ends them", left, seconds
+            )
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(hurry.wait(), gateway.settings.server.shutdown_pause_seconds)
         await gateway.drain(gateway.settings.server.shutdown_seconds)

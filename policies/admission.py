@@ -365,9 +365,14 @@ class Admission:
     # -- rejections -------------------------------------------------------------------------------
 
     def _fitting(self, call: Call) -> Sequence[Backend] | Rejected:
-        """The backends that serve the model and whose slots hold the prompt."""
+        """The backends that serve the model and whose slots hold the prompt.
+
+        A backend that is down and never told its models is waited for only if no other one told any:
+        a misspelt name would else wait for it in vain.
+        """
         backends = [b for b in self.backends.values() if b.serves(call)]
-        if not backends:
+        dumb = all(b.models is None and b.state is State.DOWN for b in backends)
+        if not backends or (dumb and self.models()):
             return Rejected(call, Refusal.MODEL_NOT_FOUND, models=self.models())
         return filters.fitting(call, backends) or self._too_long(call, backends)
 

@@ -64,7 +64,7 @@ def admin_app(gateway: Gateway, guard: AdminGuard) -> FastAPI:
     async def drain(name: str, body: DrainRequest | None = None) -> DrainView:
         """From the answer on no new request starts there; those that run finish."""
         backend, how = existing(name), body or DrainRequest()
-        fleet.drain(name, how.reason or "drained by an operator")
+        fleet.drain(name, how.reason)
         if how.wait_seconds:
             await fleet.drained(name, how.wait_seconds)
         return progress(backend)

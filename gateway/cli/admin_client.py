@@ -84,7 +84,7 @@ class AdminClient:
         message = error.get("message") if isinstance(error, dict) else None
         if status == errors.InvalidApiKey.status:
             return f"{self.url} wants the admin token: give it in $SLOTGATE_ADMIN_TOKEN or with --token."
-        if not isinstance(message, str) or message == errors.NotFound().message:
+        if not isinstance(message, str) or message == errors.NO_PATH:
             return f"{self.url} is not a gateway's admin port: name that with --admin or $SLOTGATE_ADMIN_URL."
         return message
 

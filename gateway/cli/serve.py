@@ -62,7 +62,9 @@ def serve(
     settings = _settings(config, backend or [], host, port)
     server = settings.server
     clients = _bind(server.host, server.port, "--port or server.port")
-    operators = _bind(server.admin_host, server.admin_port, "server.admin_port")
+    operators = _bind(
+        server.admin_host, server.admin_port, "server.admin_port or SLOTGATE_SERVER__ADMIN_PORT"
+    )
     try:
         gateway = create_app(settings)
     except OSError as error:  # certificates are files
@@ -71,8 +73,8 @@ def serve(
 
     def started() -> None:
         url, admin = _url(clients), _url(operators)
-        log.info("clients use %s/v1, operators %s; Ctrl-C stops, a second one at once", url, admin)
-        print(f"slotgate: ready on {url} (admin {admin})", flush=True)
+        print(f"slotgate: listening on {url} (admin {admin})", flush=True)
+        log.info("clients use %s/v1; Ctrl-C stops, a second one at once", url)
 
     _run(run(gateway, clients, operators, started))
     log.info("stopped")

@@ -140,7 +140,7 @@ async def test_serve_tells_where_it_is_and_what_it_found() -> None:
     ):
         for client in (running.client, running.operator):
             assert (await client.get("/metrics")).status_code == 200
-        assert running.process.output == f"slotgate: ready on {running.url} (admin {running.admin})\n"
+        assert running.process.output == f"slotgate: listening on {running.url} (admin {running.admin})\n"
         assert await running.stop() == 0
         said = [json.loads(line) for line in running.process.errors.splitlines()]
     messages = [line["message"] for line in said]
@@ -164,7 +164,8 @@ async def test_serve_on_a_terminal_speaks_to_people(tmp_path: Path) -> None:
     ):
         await until(lambda: "models: fake-model" in shown.seen, "a ready backend")
         assert (
-            f"slotgate: ready on http://127.0.0.1:{port} (admin http://127.0.0.1:{admin_port})" in shown.seen
+            f"slotgate: listening on http://127.0.0.1:{port} (admin http://127.0.0.1:{admin_port})"
+            in shown.seen
         )
         assert "1 is assumed; set slots" in shown.seen
         assert '{"time"' not in shown.seen
@@ -184,7 +185,9 @@ async def test_a_port_that_is_taken_is_one_sentence(tmp_path: Path, which: str) 
             folder=tmp_path,
             SLOTGATE_SERVER__ADMIN_PORT=str(ports[1]),
         )
-    option = {"client": "--port or server.port", "admin": "server.admin_port"}[which]
+    option = {"client": "--port or server.port", "admin": "server.admin_port or SLOTGATE_SERVER__ADMIN_PORT"}[
+        which
+    ]
     assert (ended.code, ended.out) == (1, "")
     assert ended.lines[-1] == (
         f"slotgate: Cannot listen on 127.0.0.1, port {port}: address already in use; "

@@ -469,3 +469,17 @@ def test_counts_the_queue_by_class() -> None:
     admission.submit(a_call("b"), 0.0)
     admission.submit(a_call("c", priority=Priority.BATCH), 0.0)
     assert admission.queue_lengths() == {Priority.AGENT: 2, Priority.BATCH: 1}
+
+
+def test_a_misspelt_model_does_not_wait_for_a_backend_that_is_down() -> None:
+    """While another backend tells its models, one that is down and never told any is not waited for; alone,
+    it is."""
+    down = a_backend("down", models=None)
+    admission = an_admission(a_backend("up"), down)
+    admission.set_state("down", State.DOWN, 0.0)
+    assert rejected(admission.submit(a_call("a", model="misspelt"), 0.0)) == {"a": Refusal.MODEL_NOT_FOUND}
+    admission.set_state("down", State.STARTING, 1.0)
+    assert admission.submit(a_call("b", model="misspelt"), 1.0) == []
+    alone = an_admission(a_backend("down", models=None))
+    alone.set_state("down", State.DOWN, 0.0)
+    assert alone.submit(a_call("c"), 0.0) == []
