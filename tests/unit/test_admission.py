@@ -477,7 +477,8 @@ def test_a_misspelt_model_does_not_wait_for_a_backend_that_is_down() -> None:
     down = a_backend("down", models=None)
     admission = an_admission(a_backend("up"), down)
     admission.set_state("down", State.DOWN, 0.0)
-    assert rejected(admission.submit(a_call("a", model="misspelt"), 0.0)) == {"a": Refusal.MODEL_NOT_FOUND}
+    answer = rejected(admission.submit(a_call("a", model="misspelt"), 0.0))
+    assert answer["a"].refusal is Refusal.MODEL_NOT_FOUND
     admission.set_state("down", State.STARTING, 1.0)
     assert admission.submit(a_call("b", model="misspelt"), 1.0) == []
     alone = an_admission(a_backend("down", models=None))
