@@ -42,6 +42,7 @@ class Attempt:
     """The call at the backend that its lease names."""
 
     __slots__ = (
+        "_adds_usage",
         "_budget",
         "_clock",
         "_dispatcher",
@@ -75,7 +76,9 @@ class Attempt:
         self._record = live.record
         self._member = fleet.members[slot.lease.backend]
         self._ends = self._member.ends
-        self._streams = live.request.stream or self._member.engine.streams_always
+        request = live.request
+        self._streams = request.stream or self._member.engine.streams_always
+        self._adds_usage = self._streams and not request.include_usage and not self._member.refuses_usage
 
     async def run(self) -> None:
         """Ask the engine and answer the client.
@@ -121,7 +124,7 @@ class Attempt:
         request = self._live.request
         return request.edited(
             stream=True if self._streams and not request.stream else None,
-            include_usage=self._streams and not request.include_usage and not self._member.refuses_usage,
+            include_usage=self._adds_usage,
         )
 
     # -- the engine answers -----------------------------------------------------------------------
@@ -144,7 +147,7 @@ class Attempt:
         splitter = EventSplitter()
         passed = b""
         try:
-            while not answer.over and (data := await exchange.read()):
+            while not answer.over and (data := await read_on(exchange, answer)):
                 passed = answer.take(splitter.feed(data))
                 now = self._clock()
                 if passed and not answer.done:
@@ -163,7 +166,7 @@ class Attempt:
         answer = StreamedAnswer(wants_usage=True, assembly=assembly)
         splitter = EventSplitter()
         try:
-            while not answer.over and (data := await self._exchange.read()):
+            while not answer.over and (data := await read_on(self._exchange, answer)):
                 answer.take(splitter.feed(data))
                 self._note(answer, self._clock())
         finally:
@@ -176,7 +179,7 @@ class Attempt:
     async def _document(self, head: Head) -> None:
         """A whole JSON answer; also from an engine that ignored `stream`."""
         live, client = self._live, self._live.client
-        self._slot.first_token()
+        self._slot.prefilled(self._slot.lease)
         live.enter(Phase.DECODE, self._clock())
         live.progress_at = float("inf")  # nothing is heard until the whole answer is there
         body = await self._exchange.body(ANSWER_BYTES_MAX)
@@ -186,6 +189,7 @@ class Attempt:
             cause = "a 200 with an error inside" if told else "a 200 without an answer inside"
             self._failed("answer", cause)
             raise errors.BackendFailed(cause, started=True)
+        self._slot.first_token()
         self._count(usage_from(document))
         self._record.answer_bytes = len(body)
         if client.head_sent:
@@ -229,7 +233,7 @@ class Attempt:
     async def _refused(self, head: Head) -> None:
         member = self._member
         answer = Answer(head.status, head.headers, await self._exchange.body(REFUSAL_BYTES_MAX))
-        if head.status in (400, 422) and not member.refuses_usage and self._refuses_usage(answer):
+        if head.status in (400, 422) and self._adds_usage and names_usage(answer):
             member.refuses_usage = True
             raise NotStarted("include_usage")
         match member.engine.refusal(answer):
@@ -243,11 +247,6 @@ class Attempt:
             case Passed():
                 await self._refuse(answer)
                 self._record.outcome = errors.ClientError.outcome
-
-    def _refuses_usage(self, answer: Answer) -> bool:
-        """Whether the engine refuses the `include_usage` that the gateway added."""
-        added = not self._live.request.include_usage
-        return added and (b"stream_options" in answer.body or b"include_usage" in answer.body)
 
     async def _refuse(self, answer: Answer) -> None:
         """The engine's own words, as they came; behind the head its error object as one event."""
@@ -313,6 +312,30 @@ class Attempt:
         self._dispatcher.apply(
             self._dispatcher.admission.failed(member.name, now, reason, trial=self._slot.lease.trial)
         )
+
+
+async def read_on(exchange: Exchange, answer: StreamedAnswer) -> bytes:
+    """The next bytes; b"" at the end. A connection that breaks behind the finish_reason has told all."""
+    try:
+        return await exchange.read()
+    except ConnectionLost:
+        if answer.finished:
+            return b""
+        raise
+
+
+def names_usage(answer: Answer) -> bool:
+    """Whether a refusal is about `stream_options`. Only what the engine says of its own counts: some
+    echo the whole input, and a prompt may speak of anything."""
+    document = answer.json()
+    error = document.get("error", document) if isinstance(document, dict) else None
+    if not isinstance(error, dict):
+        return False
+    said = f"{error.get('message')} {error.get('param')}"
+    details = error.get("detail")
+    if isinstance(details, list):
+        said += "".join(f" {one.get('loc')} {one.get('msg')}" for one in details if isinstance(one, dict))
+    return "stream_options" in said or "include_usage" in said
 
 
 async def finish(exchange: Exchange) -> None:

@@ -181,6 +181,8 @@ class EdgeProtocol(HttpToolsProtocol):
         if self.parser.should_upgrade():
             return  # see `_decline`
         super().on_headers_complete()
+        if self.pipeline and self._gone is not None:  # paused for the request behind, see `_when_gone`
+            self.flow.resume_reading()
         if self.scope["http_version"] == "1.0":
             self.cycle.send = unchunked(self.cycle)  # type: ignore[assignment, method-assign]
 
@@ -206,6 +208,7 @@ class EdgeProtocol(HttpToolsProtocol):
 
     def _when_gone(self, gone: Callable[[], None]) -> None:
         self._gone = gone
+        self.flow.resume_reading()  # uvicorn pauses at 64 KiB of body, and a paused socket shows no end
 
     def _is_whole(self) -> bool:
         return not self.cycle.more_body

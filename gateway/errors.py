@@ -291,7 +291,7 @@ class TotalTimeout(Timeout):
 class Ended(GatewayError):
     """An operator ended the request by the admin port."""
 
-    status = 503
+    status = 502
     code = "backend_failed"
     outcome = "shutdown"
     should_retry = False

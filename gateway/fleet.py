@@ -55,6 +55,7 @@ class Member:
     foreign: int = 0  # at the last probe; believed when two in a row agree
     refuses_usage: bool = False
     last_error: str = ""
+    warming: asyncio.Task[str] | None = None  # a warm-up request that runs
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     drained: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
@@ -124,8 +125,11 @@ class Fleet:
     # -- operators --------------------------------------------------------------------------------
 
     def drain(self, name: str, reason: str) -> None:
-        """From now on no request starts there; those that run finish."""
-        self._enter(self.members[name], State.DRAINING, reason)
+        """From now on no request starts there; those that run finish, but for our own of a warm-up."""
+        member = self.members[name]
+        if member.warming is not None:
+            member.warming.cancel()
+        self._enter(member, State.DRAINING, reason)
 
     async def drained(self, name: str, seconds: float) -> bool:
         """Wait until nothing runs there any more; False if the time is up first."""
@@ -237,7 +241,9 @@ class Fleet:
         self._resize(member, report)
         if report.models is not None and not member.settings.models:
             self._apply(self._admission.serve_models(member.name, report.models, self._clock()))
-        if report.busy is not None:
+        if report.busy is None:
+            self._foreign(member, 0)
+        else:
             quiet = backend.last_grant == grants and len(backend.leases) == own
             self._observe(member, report.busy, own, leaving, quiet=quiet)
         if backend.state in HELD:
@@ -329,7 +335,9 @@ class Fleet:
         if busy == 0:
             for id in leaving:
                 self._dispatcher.finish(id)
-        foreign = max(0, busy - own) if quiet else member.foreign
+        self._foreign(member, max(0, busy - own) if quiet else member.foreign)
+
+    def _foreign(self, member: Member, foreign: int) -> None:
         believed = min(foreign, member.foreign)
         member.foreign = foreign
         if believed != self._admission.backends[member.name].foreign:
@@ -349,7 +357,7 @@ class Fleet:
             self._enter(member, State.WARMING, "warming up")
         for _ in range(member.settings.warmup.requests):
             fault = "no slot is free"  # resumed before it was drained: what runs on may have them all
-            if backend.free and (fault := await warm_up(member.upstream, model)):
+            if backend.free and (fault := await self._warmed(member, model)):
                 member.last_error = fault
             if backend.state is not State.WARMING:  # drained, or down, in the meantime
                 return
@@ -358,6 +366,16 @@ class Fleet:
                 return
         member.away = False
         self._enter(member, State.READY)
+
+    async def _warmed(self, member: Member, model: str) -> str:
+        """One warm-up request, which a drain ends; why it failed, or ""."""
+        member.warming = asyncio.get_running_loop().create_task(warm_up(member.upstream, model))
+        try:
+            await asyncio.wait((member.warming,))
+            return "the warm-up was ended" if member.warming.cancelled() else member.warming.result()
+        finally:
+            member.warming.cancel()
+            member.warming = None
 
     # -- events -----------------------------------------------------------------------------------
 

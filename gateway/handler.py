@@ -98,6 +98,8 @@ class Handler:
                 await client.fail(error)
         except asyncio.CancelledError:
             record.outcome = errors.ShuttingDown.outcome
+            if not client.head_sent:  # a body that was still on its way
+                await client.fail(errors.ShuttingDown())
             raise
         except Exception:
             # A defect of ours. The client gets one well-formed answer, the log the place; never the body.
@@ -149,9 +151,12 @@ class Handler:
         )
 
     def _uncertain(self, call: Call) -> bool:
-        """Whether the estimate is too near a context of the backends that serve the call."""
+        """Whether the estimate is too near a context of the backends that serve the call, or would have
+        it refused: an estimate alone must not make an agent rewrite its conversation."""
         backends = self._dispatcher.admission.backends.values()
-        return any(filters.uncertain(call, backend) and backend.serves(call) for backend in backends)
+        if any(filters.uncertain(call, backend) and backend.serves(call) for backend in backends):
+            return True
+        return not filters.fitting(call, [backend for backend in backends if backend.serves(call)])
 
     async def _counted(self, call: Call, request: Request) -> Call:
         """The call with its prompt counted by an engine, if one can."""

@@ -15,6 +15,9 @@ from typing import Any, NoReturn
 
 from gateway.errors import InvalidJson, InvalidRequest
 
+# Each message costs some objects and a hash: a body of nothing but tiny ones held the loop for a minute.
+ITEMS_MAX = 20_000
+
 Span = tuple[int, int]
 Item = tuple[Any, int, int]  # a value, where it starts and where it ends; its strings are latin-1
 Member = tuple[str, Any, int, int]  # the same with the key before it
@@ -122,6 +125,8 @@ def _items(text: str, start: int) -> tuple[Any, int]:
         start = match.end()
         value, end = _scan(text, start)
         items.append((value, start, end))
+        if len(items) > ITEMS_MAX:
+            raise InvalidRequest(f"`messages` has more than {ITEMS_MAX} messages.", "messages")
         match = _next_item(text, end)
         if match is None:
             raise _Malformed

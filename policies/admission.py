@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 
 from policies import filters, order
 from policies.cost import Cost, cost
+from policies.release_rate import ReleaseRate
 from policies.service_model import ServiceModel
 from policies.types import (
     Backend,
@@ -35,7 +36,6 @@ from policies.waiting import Waiting
 
 INTERACTIVE_SEEN_SECONDS = 60.0  # the reserve is kept this long after an interactive call
 UNAVAILABLE = (State.DOWN, State.EJECTED)
-RELEASE_WEIGHT = 0.2  # of the newest interval between two releases
 
 
 class Admission:
@@ -52,8 +52,7 @@ class Admission:
         self._grants = 0
         self._closed = False
         self._interactive_at: float | None = None
-        self._released_at = 0.0  # or since when calls wait, if that is later
-        self._release_seconds: float | None = None  # between two releases while calls wait
+        self._releases = ReleaseRate()
 
     # -- calls ----------------------------------------------------------------------------------
 
@@ -64,7 +63,7 @@ class Admission:
             return [Rejected(call, Refusal.SHUTTING_DOWN)]
         if call.priority is Priority.INTERACTIVE:
             self._interactive_at = now
-        waiting, alone = Waiting(call), not self._waiting
+        waiting, alone = Waiting(call, now), not self._waiting
         decision = self._place(waiting, now) if alone else self._unserved(call)
         if decision is not None:
             return [decision]
@@ -106,7 +105,7 @@ class Admission:
         backend = self.backends[lease.backend]
         backend.paused_until = max(backend.paused_until, now + pause_seconds)
         decisions = self._release(lease, now)
-        self._enqueue(Waiting(call), now)
+        self._enqueue(Waiting(call, now), now)
         return decisions + self._dispatch(now)
 
     def leave(self, id: str, now: float) -> list[Decision]:
@@ -126,7 +125,7 @@ class Admission:
         lease = self._leases.get(id)
         if lease is None:
             return []
-        self._measure_release(now)
+        self._releases.released(now, waiting=bool(self._waiting))
         return self._release(lease, now) + self._dispatch(now)
 
     def tick(self, now: float) -> list[Decision]:
@@ -245,7 +244,8 @@ class Admission:
 
     def predicted_wait(self, position: int) -> float | None:
         """Seconds until the call at this place of the queue starts; None until releases were seen."""
-        return None if self._release_seconds is None else (position + 1) * self._release_seconds
+        seconds = self._releases.seconds
+        return None if seconds is None else (position + 1) * seconds
 
     def models(self) -> tuple[str, ...]:
         """All models that some backend serves."""
@@ -258,9 +258,14 @@ class Admission:
         decisions: list[Decision] = []
         if not self._waiting or not self._any_free():  # then the queue need not even be sorted
             return decisions
+        full: set[str] = set()  # models without a free slot: a deep queue for one does not slow another
         for call in order.ordered([waiting.call for waiting in self._waiting.values()], now):
+            if call.model in full:
+                continue
             decision = self._place(self._waiting[call.id], now)
             if decision is None:
+                if not any(b.free and b.serves(call) for b in self.backends.values()):
+                    full.add(call.model)
                 continue
             self._dequeue(call.id)
             decisions.append(decision)
@@ -333,13 +338,6 @@ class Admission:
             return self._enter(backend, State.DRAINED, backend.why, now)
         return []
 
-    def _measure_release(self, now: float) -> None:
-        if self._waiting:
-            seconds = now - self._released_at
-            known = self._release_seconds
-            self._release_seconds = seconds if known is None else known + RELEASE_WEIGHT * (seconds - known)
-        self._released_at = now
-
     def _enter(self, backend: Backend, state: State, why: str, now: float) -> list[Decision]:
         if backend.state is state and backend.why == why:
             return []
@@ -351,11 +349,13 @@ class Admission:
     def _others_ready(self, backend: Backend) -> bool:
         """Whether each model of this backend has another one that is ready."""
         ready = [b for b in self.backends.values() if b is not backend and b.state is State.READY]
-        return all(any(model in (b.models or ()) for b in ready) for model in backend.models or ())
+        if backend.models is None:
+            return bool(ready)
+        return all(any(b.models is None or model in b.models for b in ready) for model in backend.models)
 
     def _enqueue(self, waiting: Waiting, now: float) -> None:
-        if not self._waiting:  # an idle hour says nothing about the rate of releases
-            self._released_at = now
+        if not self._waiting:
+            self._releases.waits(now)
         self._waiting[waiting.call.id] = waiting
         self._waiting_bytes += waiting.call.body_bytes
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 BYTES_PER_TOKEN = 4.0  # English and JSON on current vocabularies, until a model's own ratio is learnt
 WEIGHT = 0.2  # of the newest sample
-SAMPLE_BYTES_MIN = 256  # below this the chat template's own tokens hide the ratio
+# Below this the chat template's own tokens hide the ratio: learnt from short prompts, it took long ones
+# for more than twice their length and refused what fits.
+SAMPLE_BYTES_MIN = 4096
 MODELS_MAX = 256
 
 

@@ -14,6 +14,7 @@ class Waiting:
     """A call that found no slot yet."""
 
     call: Call
+    since: float  # when it came to wait, the last time: what an engine took before is no wait
     why: dict[str, Reason] = field(default_factory=dict)  # by backend, at the last look
     unavailable_since: float | None = None  # all backends of its model are down or ejected
 
@@ -24,7 +25,7 @@ class Waiting:
 
         `wait_seconds`: what a newcomer would wait. `unavailable`: all its backends are down or ejected.
         """
-        latest = self.call.arrived + limits.wait_seconds_max
+        latest = self.since + limits.wait_seconds_max
         if self.call.start_by is not None:
             latest = min(latest, self.call.start_by)
         if now >= latest:
