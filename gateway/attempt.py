@@ -4,6 +4,7 @@ what a failure means."""
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -183,7 +184,7 @@ class Attempt:
         live.enter(Phase.DECODE, self._clock())
         live.progress_at = float("inf")  # nothing is heard until the whole answer is there
         body = await self._exchange.body(ANSWER_BYTES_MAX)
-        document = Answer(head.status, head.headers, body).json()
+        document = document_of(body)
         if not isinstance(document, dict) or not isinstance(document.get("choices"), list):
             told = isinstance(document, dict) and document.get("error")
             cause = "a 200 with an error inside" if told else "a 200 without an answer inside"
@@ -312,6 +313,14 @@ class Attempt:
         self._dispatcher.apply(
             self._dispatcher.admission.failed(member.name, now, reason, trial=self._slot.lease.trial)
         )
+
+
+def document_of(body: bytes) -> object:
+    """The body as JSON; None if it is none."""
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError):
+        return None
 
 
 async def read_on(exchange: Exchange, answer: StreamedAnswer) -> bytes:

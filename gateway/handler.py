@@ -153,10 +153,13 @@ class Handler:
     def _uncertain(self, call: Call) -> bool:
         """Whether the estimate is too near a context of the backends that serve the call, or would have
         it refused: an estimate alone must not make an agent rewrite its conversation."""
-        backends = self._dispatcher.admission.backends.values()
-        if any(filters.uncertain(call, backend) and backend.serves(call) for backend in backends):
-            return True
-        return not filters.fitting(call, [backend for backend in backends if backend.serves(call)])
+        refused = True
+        for backend in self._dispatcher.admission.backends.values():
+            if backend.serves(call):
+                if filters.uncertain(call, backend):
+                    return True
+                refused = refused and filters.outgrown(call, backend)
+        return refused
 
     async def _counted(self, call: Call, request: Request) -> Call:
         """The call with its prompt counted by an engine, if one can."""

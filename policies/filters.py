@@ -49,6 +49,12 @@ def largest_context(backends: Sequence[Backend]) -> int | None:
     return max((b.context_tokens for b in backends if b.context_tokens is not None), default=None)
 
 
+def outgrown(call: Call, backend: Backend) -> bool:
+    """Whether the prompt, by its estimate, is longer than the backend's context in any case."""
+    context = backend.context_tokens
+    return context is not None and context <= call.prompt_tokens * ESTIMATE_LOW
+
+
 def any_larger(call: Call, context_tokens: int, backends: Iterable[Backend]) -> bool:
     """Whether a backend of this call is known to have a larger context than this."""
     return any(b.serves(call) and (b.context_tokens or 0) > context_tokens for b in backends)
