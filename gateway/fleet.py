@@ -24,7 +24,8 @@ from gateway.engines.base import Answer, Engine, Report
 from gateway.options import BackendSettings, TimeoutSettings
 from gateway.probes import NoAnswer, Probes, probing
 from gateway.request import Request
-from gateway.upstream import AnswerTooLarge, ConnectFailed, ConnectionLost, Exchange, Upstream
+from gateway.tokenizer import ask_tokenizer
+from gateway.upstream import Exchange, Upstream
 from gateway.warmup import warm_up
 from policies.prefix import PrefixShadow
 from policies.types import Backend, Call, Decision, Source, State, StateChanged
@@ -34,8 +35,7 @@ log = logging.getLogger("slotgate.fleet")
 READY_SECONDS = 2.0  # between probes; llama.cpp cancels late if it is polled more often
 OTHER_SECONDS = 1.0
 SILENT_MAX = 3  # probes in a row, while no request runs
-COUNT_SECONDS_MAX = 2.0
-COUNT_BYTES_MAX = 4_194_304  # llama.cpp answers with the ids of all tokens
+CONFIRM_SECONDS = 0.25  # between questions whether a request has stopped
 HELD = (State.DRAINING, State.DRAINED)
 
 
@@ -168,7 +168,7 @@ class Fleet:
     def stopped(self, member: Member, exchange: Exchange) -> asyncio.Future[None]:
         """Tell the engine that its client left; resolves when it has stopped."""
         closed = exchange.leave(member.engine.cancel_seconds)
-        if not member.engine.stop_path or closed.done():
+        if member.engine.close_is_stop or closed.done():
             return closed
         confirmed = asyncio.get_running_loop().create_task(self._confirmed(member, closed))
         self._confirming.add(confirmed)
@@ -176,13 +176,22 @@ class Fleet:
         return confirmed
 
     async def _confirmed(self, member: Member, closed: asyncio.Future[None]) -> None:
-        """llama.cpp closes at once, but cancels only after the batch at hand: seconds, in a long prefill.
-        What is asked behind the close is answered behind the cancel."""
+        """Until the engine reports no more requests than those whose clients are still there, or cannot
+        tell; at most its `cancel_seconds`. llama.cpp cancels seconds after its close in a long prefill,
+        and what were sent meanwhile would wait in there, where nobody sees it."""
+        backend = self._admission.backends[member.name]
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(member.engine.cancel_seconds):
                 await closed
-                while await self._probes.ask(member.probed, (member.engine.stop_path,)) is NoAnswer.SILENT:
-                    pass
+                while True:
+                    answers = await self._ask(member)
+                    if answers is NoAnswer.REFUSED:
+                        return
+                    if not isinstance(answers, NoAnswer):
+                        busy = member.engine.read(answers).busy
+                        if busy is None or busy <= backend.in_use + backend.foreign:
+                            return
+                    await asyncio.sleep(CONFIRM_SECONDS)
 
     async def count(self, call: Call, request: Request) -> int | None:
         """The prompt's tokens by an engine's own tokenizer, where one can and answers soon."""
@@ -193,19 +202,7 @@ class Fleet:
             counting = member.engine.count(call.route, request.body)
             if counting is None:
                 continue
-            try:
-                async with asyncio.timeout(COUNT_SECONDS_MAX):
-                    exchange = await member.upstream.send(
-                        "POST", counting.path, [(b"content-type", b"application/json")], counting.body
-                    )
-                    try:
-                        head = await exchange.head()
-                        body = await exchange.body(COUNT_BYTES_MAX)
-                    finally:
-                        exchange.abort()
-            except (TimeoutError, ConnectFailed, ConnectionLost, AnswerTooLarge):
-                continue
-            tokens = member.engine.counted(Answer(head.status, head.headers, body))
+            tokens = await ask_tokenizer(member.upstream, member.engine, counting)
             if tokens is not None:
                 return tokens
         return None

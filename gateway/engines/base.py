@@ -92,7 +92,7 @@ class Engine(Protocol):
     streams_always: bool  # a non-streaming request can only be cancelled if it streams upstream
     reuses_connections: bool
     cancel_seconds: float  # after our close it has surely stopped by then
-    stop_path: str  # asked once it has closed: its answer comes behind the cancel; "": the close proves it
+    close_is_stop: bool  # once it has closed its side, it has stopped; else its load must tell
     service: ServiceModel  # priors until its rates are learnt
 
     def recognises(self, answers: Mapping[str, Answer]) -> bool:

@@ -31,7 +31,7 @@ class LlamaCpp(OpenAI):
     # A stream that is closed frees its slot in 0.2 s, but not within a batch of prefill: the default
     # batch of 2,048 tokens ends within 30 s on an engine that reads 70 tokens a second or more.
     cancel_seconds = 30.0
-    stop_path = METRICS
+    close_is_stop = False  # it closes at once, and cancels behind the batch at hand
     service = ServiceModel(
         setup_seconds=0.0845,
         prefill_tokens_per_second=465.0,

@@ -42,7 +42,7 @@ class OpenAI:
     streams_always: bool = False
     reuses_connections: bool = True
     cancel_seconds: float = 5.0
-    stop_path: str = ""
+    close_is_stop: bool = True
     service: ServiceModel = ServiceModel()
 
     def recognises(self, answers: Mapping[str, Answer]) -> bool:
