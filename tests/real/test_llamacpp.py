@@ -339,6 +339,18 @@ async def test_the_slot_of_a_client_that_left_is_used_again(
     await outcomes(front, "client_gone", gone + 2)
 
 
+async def test_a_slot_that_is_left_in_prefill_is_free_when_it_is(llama: Engine, front: Gateway) -> None:
+    """llama.cpp closes at once, but cancels behind the batch at hand: only then is the slot used again."""
+    async with await RawClient.connect(front.url) as leaves:
+        await leaves.post(CHAT, request("one two three four " * 200, **STREAM))
+        await slots(front, in_use=1)
+        await asyncio.sleep(0.5)  # a question to the engine would wait for the end of its batch
+        leaves.close()
+        await slots(front, in_use=0, leaving=1)
+        await slots(front, leaving=0)
+        assert await llama.tasks() == set()
+
+
 async def test_the_engine_never_has_more_than_its_slots(llama: Engine, front: Gateway) -> None:
     """Of eight requests at once two run and none waits inside the engine; all of them complete."""
     before = await tokens(llama, front)
