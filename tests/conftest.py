@@ -1,4 +1,4 @@
-"""Every test ends: one that takes far too long is stopped where it hangs."""
+"""Every test ends: one that takes far too long is stopped where it hangs. And Ctrl-C reaches what they start."""
 
 from __future__ import annotations
 
@@ -9,6 +9,12 @@ from types import FrameType
 import pytest
 
 LIMIT_SECONDS = 300.0
+
+
+def pytest_configure() -> None:
+    """A shell that runs this in its background ignores SIGINT, and so would every process started here."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(wrapper=True)
