@@ -1,4 +1,4 @@
-"""Every test ends: one that takes far too long is stopped where it hangs. And Ctrl-C reaches what they start."""
+"""Every test ends: one that takes far too long is stopped where it hangs. And Ctrl-C reaches its children."""
 
 from __future__ import annotations
 
