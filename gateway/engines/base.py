@@ -15,6 +15,11 @@ from policies.service_model import ServiceModel
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
+RESPONSES = "/v1/responses"
+MESSAGES = "/v1/messages"
+COUNT_TOKENS = "/v1/messages/count_tokens"
+EMBEDDINGS = "/v1/embeddings"
+TOKENIZE = "/tokenize"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +46,12 @@ class Report:
     slots: int | None = None
     context_tokens: int | None = None  # per slot
     models: tuple[str, ...] | None = None
+    kv_tokens: int | None = None  # that all running requests may hold together
     busy: int | None = None  # requests it works on or holds back, ours included
+    running: int | None = None  # of `busy`, those in slots
+    waiting: int | None = None  # of `busy`, those that it holds back in a queue of its own
+    refused: int | None = None  # requests refused or preempted for want of memory since its start; only grows
+    spec_accept_ratio: float | None = None  # drafted tokens that were accepted, 0 to 1
     started: str | None = None  # changes when the engine restarts
 
 
@@ -93,6 +103,9 @@ class Engine(Protocol):
     reuses_connections: bool
     cancel_seconds: float  # after our close it has surely stopped by then
     close_is_stop: bool  # once it has closed its side, it has stopped; else its load must tell
+    sends_done: bool  # a good stream of chat or completions surely ends with [DONE]
+    prefix_kind: str  # what keeps prompts warm: "slot" (one per slot), "bank" (copied between), "block"
+    block_tokens: int  # a warm prefix counts in multiples of this
     service: ServiceModel  # priors until its rates are learnt
 
     def recognises(self, answers: Mapping[str, Answer]) -> bool:
@@ -105,6 +118,15 @@ class Engine(Protocol):
 
     def refusal(self, answer: Answer) -> Refusal:
         """What an answer that is not 2xx means."""
+        ...
+
+    def max_tokens(
+        self, asked: int | None, default: int | None, prompt_tokens: int, context_tokens: int | None
+    ) -> int | None:
+        """The limit of output that this engine must find in the body instead of `asked`; None: leave it.
+
+        `default`: the operator's, for clients that give none; `context_tokens`: of one slot.
+        """
         ...
 
     def count(self, route: str, body: bytes) -> Count | None:

@@ -43,6 +43,9 @@ class OpenAI:
     reuses_connections: bool = True
     cancel_seconds: float = 5.0
     close_is_stop: bool = True
+    sends_done: bool = True
+    prefix_kind: str = "block"
+    block_tokens: int = 16
     service: ServiceModel = ServiceModel()
 
     def recognises(self, answers: Mapping[str, Answer]) -> bool:
@@ -72,6 +75,12 @@ class OpenAI:
         if answer.status in (401, 403) or not 400 <= answer.status < 500:
             return Failed(_cause(answer.status, error))
         return _overlength(error) or Passed()
+
+    def max_tokens(
+        self, asked: int | None, default: int | None, prompt_tokens: int, context_tokens: int | None
+    ) -> int | None:
+        """The client's own limit, or its lack of one, is left alone."""
+        return None
 
     def count(self, route: str, body: bytes) -> Count | None:
         """The protocol has no way to count."""
