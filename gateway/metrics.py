@@ -260,7 +260,7 @@ class Admitted:
                 states.add_metric((name, state.value), state is backend.state)
             if backend.context_tokens is not None:
                 contexts.add_metric((name,), backend.context_tokens)
-        waiting, lengths = _gauge(QUEUE_LENGTH), self._admission.queue_lengths()
+        waiting, lengths = _gauge(QUEUE_LENGTH), self._admission.queue.lengths()
         for priority in Priority:
             waiting.add_metric((priority.label,), lengths[priority])
         gate_waits = CounterMetricFamily(GATE_WAITS.name, GATE_WAITS.help, labels=GATE_WAITS.labels)

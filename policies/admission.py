@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from policies import filters, order
+from policies import filters
 from policies.cost import Cost, cost
-from policies.release_rate import ReleaseRate
+from policies.queue import Queue
 from policies.service_model import ServiceModel
 from policies.types import (
     Backend,
@@ -44,33 +44,31 @@ class Admission:
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self.backends: dict[str, Backend] = {}
+        self.queue = Queue(limits)
         self.gate_waits: Counter[str] = Counter()  # by backend
         self.ejections: Counter[tuple[str, str]] = Counter()  # by backend and reason
-        self._waiting: dict[str, Waiting] = {}  # by call id
-        self._waiting_bytes = 0
         self._leases: dict[str, Lease] = {}  # by call id
         self._grants = 0
         self._closed = False
         self._interactive_at: float | None = None
-        self._releases = ReleaseRate()
 
     # -- calls ----------------------------------------------------------------------------------
 
     def submit(self, call: Call, now: float) -> list[Decision]:
         """A call arrives: it starts, waits or is rejected."""
-        assert call.id not in self._waiting and call.id not in self._leases
+        assert call.id not in self.queue and call.id not in self._leases
         if self._closed:
             return [Rejected(call, Refusal.SHUTTING_DOWN)]
         if call.priority is Priority.INTERACTIVE:
             self._interactive_at = now
-        waiting, alone = Waiting(call, now), not self._waiting
+        waiting, alone = Waiting(call, now), not self.queue
         decision = self._place(waiting, now) if alone else self._unserved(call)
         if decision is not None:
             return [decision]
-        self._enqueue(waiting, now)
+        self.queue.put(waiting, now)
         decisions = [] if alone else self._dispatch(now)
-        if call.id in self._waiting and (rejected := self._over_bounds(call, now)):
-            self._dequeue(call.id)
+        if call.id in self.queue and (rejected := self.queue.over_bounds(call, now)):
+            self.queue.take(call.id)
             decisions.append(rejected)
         return decisions
 
@@ -105,7 +103,7 @@ class Admission:
         backend = self.backends[lease.backend]
         backend.paused_until = max(backend.paused_until, now + pause_seconds)
         decisions = self._release(lease, now)
-        self._enqueue(Waiting(call, now), now)
+        self.queue.put(Waiting(call, now), now)
         return decisions + self._dispatch(now)
 
     def leave(self, id: str, now: float) -> list[Decision]:
@@ -119,23 +117,23 @@ class Admission:
 
     def finish(self, id: str, now: float) -> list[Decision]:
         """The call is over, whatever it was: queued, running, leaving or long gone."""
-        if id in self._waiting:
-            self._dequeue(id)
+        if id in self.queue:
+            self.queue.take(id)
             return []
         lease = self._leases.get(id)
         if lease is None:
             return []
-        self._releases.released(now, waiting=bool(self._waiting))
+        self.queue.released(now)
         return self._release(lease, now) + self._dispatch(now)
 
     def tick(self, now: float) -> list[Decision]:
         """Time passed: pauses end, waits become too long."""
         decisions = self._dispatch(now)
-        for waiting in list(self._waiting.values()):
-            wait = self.predicted_wait(len(self._waiting))
+        for waiting in self.queue:
+            wait = self.queue.predicted_wait(len(self.queue))
             unavailable = self.unavailable(waiting.call)
             if rejected := waiting.expired(now, self.limits, wait, unavailable=unavailable):
-                self._dequeue(waiting.call.id)
+                self.queue.take(waiting.call.id)
                 decisions.append(rejected)
         return decisions
 
@@ -221,18 +219,9 @@ class Admission:
 
     # -- what people and metrics look at ----------------------------------------------------------
 
-    def waiting(self, now: float) -> list[Waiting]:
-        """The queue in its order."""
-        calls = order.ordered((waiting.call for waiting in self._waiting.values()), now)
-        return [self._waiting[call.id] for call in calls]
-
     def lease(self, id: str) -> Lease | None:
         """The slot that this call holds."""
         return self._leases.get(id)
-
-    def queue_lengths(self) -> Counter[Priority]:
-        """Waiting calls by class."""
-        return Counter(waiting.call.priority for waiting in self._waiting.values())
 
     def has_ready(self, call: Call) -> bool:
         """Whether a backend of this call's model is ready, be its slots full."""
@@ -241,11 +230,6 @@ class Admission:
     def unavailable(self, call: Call) -> bool:
         """Whether every backend of this call's model is down or ejected."""
         return all(b.state in UNAVAILABLE for b in self.backends.values() if b.serves(call))
-
-    def predicted_wait(self, position: int) -> float | None:
-        """Seconds until the call at this place of the queue starts; None until releases were seen."""
-        seconds = self._releases.seconds
-        return None if seconds is None else (position + 1) * seconds
 
     def models(self) -> tuple[str, ...]:
         """All models that some backend serves."""
@@ -256,18 +240,19 @@ class Admission:
     def _dispatch(self, now: float) -> list[Decision]:
         """Start every waiting call that can start, in order."""
         decisions: list[Decision] = []
-        if not self._waiting or not self._any_free():  # then the queue need not even be sorted
+        if not self.queue or not self._any_free():  # then the queue need not even be sorted
             return decisions
         full: set[str] = set()  # models without a free slot: a deep queue for one does not slow another
-        for call in order.ordered([waiting.call for waiting in self._waiting.values()], now):
+        for waiting in self.queue.ordered(now):
+            call = waiting.call
             if call.model in full:
                 continue
-            decision = self._place(self._waiting[call.id], now)
+            decision = self._place(waiting, now)
             if decision is None:
                 if not any(b.free and b.serves(call) for b in self.backends.values()):
                     full.add(call.model)
                 continue
-            self._dequeue(call.id)
+            self.queue.take(call.id)
             decisions.append(decision)
             if not self._any_free():
                 break
@@ -353,15 +338,6 @@ class Admission:
             return bool(ready)
         return all(any(b.models is None or model in b.models for b in ready) for model in backend.models)
 
-    def _enqueue(self, waiting: Waiting, now: float) -> None:
-        if not self._waiting:
-            self._releases.waits(now)
-        self._waiting[waiting.call.id] = waiting
-        self._waiting_bytes += waiting.call.body_bytes
-
-    def _dequeue(self, id: str) -> None:
-        self._waiting_bytes -= self._waiting.pop(id).call.body_bytes
-
     # -- rejections -------------------------------------------------------------------------------
 
     def _fitting(self, call: Call) -> Sequence[Backend] | Rejected:
@@ -379,20 +355,6 @@ class Admission:
     def _unserved(self, call: Call) -> Rejected | None:
         fitting = self._fitting(call)
         return fitting if isinstance(fitting, Rejected) else None
-
-    def _over_bounds(self, call: Call, now: float) -> Rejected | None:
-        """A call that found no slot and no room to wait, or that cannot wait as long as it must."""
-        if (
-            len(self._waiting) > self.limits.waiting_max
-            or self._waiting_bytes > self.limits.waiting_bytes_max
-        ):
-            return Rejected(call, Refusal.QUEUE_FULL, self.predicted_wait(0))
-        if call.start_by is None:
-            return None
-        rank = order.rank(call, now)
-        wait = self.predicted_wait(sum(order.rank(w.call, now) < rank for w in self._waiting.values()))
-        late = wait is not None and now + wait > call.start_by
-        return Rejected(call, Refusal.WAIT_TOO_LONG, wait) if late else None
 
     def _too_long(self, call: Call, backends: Sequence[Backend]) -> Rejected:
         limit = filters.largest_context(backends)

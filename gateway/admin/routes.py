@@ -80,8 +80,8 @@ def admin_app(gateway: Gateway, guard: AdminGuard) -> FastAPI:
     async def queue() -> list[WaitingView]:
         now, everywhere = clock(), admission.backends.values()
         return [
-            waiting_view(waiting, admission.predicted_wait(position), everywhere, admission.limits, now)
-            for position, waiting in enumerate(admission.waiting(now))
+            waiting_view(waiting, admission.queue.predicted_wait(position), everywhere, admission.limits, now)
+            for position, waiting in enumerate(admission.queue.ordered(now))
         ]
 
     @app.get("/admin/requests")

@@ -81,12 +81,12 @@ class Invariants:
     def settled(self, waiters: frozenset[str]) -> None:
         """The event and all its effects are done."""
         admission = self._admission
-        waiting, leases = admission._waiting, admission._leases
+        waiting, leases = {w.call.id: w for w in admission.queue}, admission._leases
         self._must(not waiting.keys() & leases.keys(), "a call waits and holds a slot")
         self._must(waiters == waiting.keys(), f"futures {set(waiters)} but waiting {set(waiting)}")
         self._must(not waiting.keys() & self.ended, "a call waits after its end")
         self._must(
-            admission._waiting_bytes == sum(w.call.body_bytes for w in waiting.values()),
+            admission.queue.bytes == sum(w.call.body_bytes for w in waiting.values()),
             "the sum of waiting bytes is wrong",
         )
         held = {id: lease for b in admission.backends.values() for id, lease in b.leases.items()}
@@ -108,7 +108,7 @@ class Invariants:
         self._must(backend.state is not State.DRAINED or not held, f"{name} is drained but in use")
 
     def _conserves_work(self) -> None:
-        for waiting in self._admission._waiting.values():
+        for waiting in self._admission.queue:
             for backend in self._fitting(waiting.call):
                 self._must(
                     self._excused(waiting.call, backend, waiting.why.get(backend.name)),

@@ -90,8 +90,9 @@ class World:
 
     def _nothing_left(self) -> None:
         self._invariants.settled(frozenset(self._dispatcher._waiters))
-        if self._admission._waiting or self._admission._leases:
-            self.violated(f"left: {list(self._admission._waiting)} wait, {list(self._admission._leases)} run")
+        waiting = [waiting.call.id for waiting in self._admission.queue]
+        if waiting or self._admission._leases:
+            self.violated(f"left: {waiting} wait, {list(self._admission._leases)} run")
         if any(b.free != b.slots for b in self._admission.backends.values()):
             self.violated("a slot is not free at the end")
         if any(engine.active for engine in self._engines.values()):

@@ -42,7 +42,7 @@ def test_finish_is_total() -> None:
     admission.leave("last", 3.0)
     admission.finish("last", 4.0)
     assert admission.finish("never seen", 4.0) == []
-    assert (admission.backends["backend"].free, admission.waiting(4.0)) == (1, [])
+    assert (admission.backends["backend"].free, admission.queue.ordered(4.0)) == (1, [])
 
 
 def test_a_slot_that_is_being_left_is_not_free() -> None:
@@ -63,7 +63,7 @@ def test_leaving_the_queue_frees_the_place_at_once() -> None:
     admission.submit(a_call("a"), 0.0)
     admission.submit(a_call("b"), 0.0)
     assert admission.leave("b", 1.0) == []
-    assert admission.waiting(1.0) == []
+    assert admission.queue.ordered(1.0) == []
 
 
 def test_a_refused_start_returns_to_its_place() -> None:
@@ -74,8 +74,8 @@ def test_a_refused_start_returns_to_its_place() -> None:
     admission.submit(first, 0.0)
     admission.submit(a_call("second", arrived=1.0), 1.0)
     assert granted(admission.not_started(first, 2.0, 3.0)) == {}
-    assert [w.call.id for w in admission.waiting(2.0)] == ["first", "second"]
-    assert admission.waiting(2.0)[0].why == {"backend": Reason.PAUSED}
+    assert [w.call.id for w in admission.queue.ordered(2.0)] == ["first", "second"]
+    assert admission.queue.ordered(2.0)[0].why == {"backend": Reason.PAUSED}
     assert granted(admission.tick(4.9)) == {}
     assert granted(admission.tick(5.0)) == {"first": "backend"}
 
@@ -111,7 +111,7 @@ def test_the_first_token_ends_the_prefill() -> None:
     admission.submit(a_call("long-1", prompt_tokens=LONG), 0.0)
     assert granted(admission.submit(a_call("long-2", prompt_tokens=LONG), 0.0)) == {}
     assert granted(admission.submit(a_call("short", prompt_tokens=SHORT), 0.0)) == {"short": "backend"}
-    assert admission.waiting(0.0)[0].why == {"backend": Reason.GATE}
+    assert admission.queue.ordered(0.0)[0].why == {"backend": Reason.GATE}
     admission.tick(1.0)
     assert admission.gate_waits == {"backend": 1}
     assert granted(admission.first_token("long-1", 2.0)) == {"long-2": "backend"}
@@ -133,7 +133,7 @@ def test_the_reserve_keeps_a_slot_while_interactive_calls_come() -> None:
     admission.submit(a_call("person", priority=Priority.INTERACTIVE), 0.0)
     admission.submit(a_call("agent-1"), 0.0)
     assert granted(admission.submit(a_call("agent-2"), 0.0)) == {}
-    assert admission.waiting(0.0)[0].why == {"backend": Reason.RESERVE}
+    assert admission.queue.ordered(0.0)[0].why == {"backend": Reason.RESERVE}
     assert granted(admission.tick(60.0)) == {}
     assert granted(admission.tick(60.1)) == {"agent-2": "backend"}
 
@@ -237,7 +237,7 @@ def test_the_queue_has_a_bound() -> None:
     for number in range(3):
         assert not rejected(admission.submit(a_call(str(number)), 0.0))
     assert rejected(admission.submit(a_call("3"), 0.0))["3"].refusal is Refusal.QUEUE_FULL
-    assert [w.call.id for w in admission.waiting(0.0)] == ["1", "2"]
+    assert [w.call.id for w in admission.queue.ordered(0.0)] == ["1", "2"]
     admission.finish("0", 1.0)
     assert not rejected(admission.submit(a_call("4"), 1.0))
 
@@ -267,7 +267,7 @@ def test_a_wait_has_a_bound() -> None:
     admission.submit(a_call("waiting", arrived=5.0), 5.0)
     assert admission.tick(104.9) == []
     assert rejected(admission.tick(105.0))["waiting"].refusal is Refusal.WAIT_TOO_LONG
-    assert admission.waiting(105.0) == []
+    assert admission.queue.ordered(105.0) == []
 
 
 def test_a_deadline_ends_the_wait() -> None:
@@ -302,8 +302,8 @@ def test_retry_after_comes_from_measured_releases() -> None:
     admission.submit(a_call("3"), 10.0)
     assert rejected(admission.submit(a_call("x"), 10.0))["x"].retry_after_seconds == pytest.approx(10.0)
     admission.finish("1", 15.0)
-    assert admission.predicted_wait(0) == pytest.approx(9.0)
-    assert admission.predicted_wait(2) == pytest.approx(27.0)
+    assert admission.queue.predicted_wait(0) == pytest.approx(9.0)
+    assert admission.queue.predicted_wait(2) == pytest.approx(27.0)
 
 
 def test_an_idle_hour_is_no_rate() -> None:
@@ -314,7 +314,7 @@ def test_an_idle_hour_is_no_rate() -> None:
     admission.submit(a_call("a", arrived=3600.0), 3600.0)
     admission.submit(a_call("b", arrived=3601.0), 3601.0)
     admission.finish("a", 3605.0)
-    assert admission.predicted_wait(0) == pytest.approx(4.0)
+    assert admission.queue.predicted_wait(0) == pytest.approx(4.0)
 
 
 def test_a_refused_start_is_no_release() -> None:
@@ -324,7 +324,7 @@ def test_a_refused_start_is_no_release() -> None:
     admission.submit(first, 0.0)
     admission.submit(a_call("b"), 0.0)
     admission.not_started(first, 1.0, 1.0)
-    assert admission.predicted_wait(0) is None
+    assert admission.queue.predicted_wait(0) is None
 
 
 # -- backends change ---------------------------------------------------------------------------------
@@ -468,7 +468,7 @@ def test_counts_the_queue_by_class() -> None:
     admission.submit(a_call("a"), 0.0)
     admission.submit(a_call("b"), 0.0)
     admission.submit(a_call("c", priority=Priority.BATCH), 0.0)
-    assert admission.queue_lengths() == {Priority.AGENT: 2, Priority.BATCH: 1}
+    assert admission.queue.lengths() == {Priority.AGENT: 2, Priority.BATCH: 1}
 
 
 def test_a_misspelt_model_does_not_wait_for_a_backend_that_is_down() -> None:

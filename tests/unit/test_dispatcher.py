@@ -23,7 +23,7 @@ def on(*backends: Backend, **limits: float) -> Callable[[Body], None]:
         async def main() -> None:
             dispatcher = Dispatcher(an_admission(*backends, **limits), asyncio.get_running_loop().time)
             await body(dispatcher)
-            assert dispatcher.admission.waiting(0.0) == []
+            assert dispatcher.admission.queue.ordered(0.0) == []
             assert all(not backend.leases for backend in dispatcher.admission.backends.values())
             assert dispatcher._waiters == {}
 
@@ -187,7 +187,7 @@ def test_again_can_be_cancelled_and_rejected() -> None:
         await settle()
         task.cancel()
         await asyncio.wait([task])
-        assert task.cancelled() and dispatcher.admission.waiting(0.0) == []
+        assert task.cancelled() and dispatcher.admission.queue.ordered(0.0) == []
         dispatcher.admission.backends["backend"].paused_until = 0.0
         with pytest.raises(errors.WaitTooLong):
             await refused()
