@@ -26,12 +26,13 @@ class Cost:
 def cost(call: Call, backend: Backend) -> Cost:
     """Prefill of what is not cached there, and decode at the batch that results."""
     cached = cached_tokens(call, backend)
+    service, batch = backend.service, len(backend.leases) + backend.foreign + 1
     limit = call.output_tokens_max
     output = OUTPUT_TOKENS_MEDIAN if limit is None else min(limit, OUTPUT_TOKENS_MEDIAN)
     return Cost(
         cached_tokens=cached,
-        prefill_seconds=backend.service.prefill_seconds(call.prompt_tokens - cached),
-        decode_seconds=backend.service.decode_seconds(output, len(backend.leases) + backend.foreign + 1),
+        prefill_seconds=service.prefill_seconds(call.prompt_tokens, cached),
+        decode_seconds=service.decode_seconds(output, batch, call.prompt_tokens),
     )
 
 
@@ -45,4 +46,6 @@ def cached_tokens(call: Call, backend: Backend) -> int:
         return 0
     whole = call.chain[-1].end_bytes
     matched = backend.shadow.matched_bytes(call.chain)
-    return min(call.prompt_tokens - 1, call.prompt_tokens * matched // whole) if whole else 0
+    if not whole or not matched:
+        return 0
+    return min(call.prompt_tokens - 1, backend.service.found(call.prompt_tokens * matched // whole))
