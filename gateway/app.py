@@ -48,8 +48,8 @@ class Gateway:
         self.keys = Keys(settings.keys)
         self.admission = Admission(settings.limits())
         self.dispatcher = Dispatcher(self.admission, clock)
-        self.fleet = Fleet(self.dispatcher, Probes(), clock)
         self.inflights = Inflights(settings.queue.heartbeat_seconds, self._may_beat, clock)
+        self.fleet = Fleet(self.dispatcher, self.inflights, Probes(), clock)
         self.metrics = Metrics(
             CollectorRegistry(), self.admission, __version__, running=self.inflights.records, clock=clock
         )

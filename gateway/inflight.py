@@ -23,6 +23,10 @@ from policies.types import Call
 log = logging.getLogger("slotgate.inflight")
 
 SWEEP_SECONDS = 0.25
+# Silence after the end of the process that had the request, until it is taken for lost. A process that
+# closes its port may still finish what it has: a stream shows that, a prefill or a whole answer does not.
+LOST_STREAM_SECONDS = 5.0
+LOST_SECONDS = 30.0
 
 
 class Phase(enum.StrEnum):
@@ -63,6 +67,15 @@ class Inflight:
     def enter(self, phase: Phase, now: float) -> None:
         """The request is in another phase from now on."""
         self.phase, self.phase_since, self.progress_at = phase, now, now
+
+    def lost(self, ended_at: float, now: float) -> bool:
+        """Whether it is lost with the engine's process that ended then, as far as probes tell. Killed in a
+        shutdown, vLLM left streams without data, error or end for minutes while it refused connections."""
+        if self.phase is Phase.QUEUED or (self.record.dispatched or now) > ended_at:
+            return False
+        streams = self.phase is Phase.DECODE and self.progress_at < float("inf")
+        heard = self.progress_at if self.progress_at < float("inf") else self.phase_since
+        return now - max(heard, ended_at) >= (LOST_STREAM_SECONDS if streams else LOST_SECONDS)
 
     def sweep(self, now: float) -> bool:
         """Time passed: end it if a limit is over; False then."""
@@ -132,6 +145,12 @@ class Inflights:
         """End all that is left."""
         for live in list(self.by_id.values()):
             live.interrupt(failure())
+
+    def cut(self, backend: str, ended_at: float, now: float) -> None:
+        """End what the process of this backend that ended then has taken with it without a word."""
+        for live in list(self.by_id.values()):
+            if live.record.backend == backend and live.lost(ended_at, now):
+                live.interrupt(errors.BackendFailed("silent since its process ended", started=True))
 
     async def run(self) -> None:
         """Sweep until cancelled."""

@@ -11,8 +11,8 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
-from gateway.fleet import Member
 from gateway.inflight import Inflight, Phase
+from gateway.member import Member
 from policies import filters
 from policies.types import Backend, Limits, Reason, Source, State
 from policies.waiting import Waiting

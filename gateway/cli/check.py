@@ -89,15 +89,17 @@ def _faults(settings: Settings, seen: list[Seen]) -> Iterator[tuple[str, str]]:
 
 def _row(backend: BackendSettings, seen: Seen) -> dict[str, Any]:
     """A backend as the gateway would take it."""
-    report = seen.report
-    source = "configured" if backend.slots else "reported" if report.slots else "assumed"
+    from gateway.capacity import Capacity
+
+    capacity = Capacity.of(backend, seen.report)
     return {
         "name": backend.name,
         "url": backend.url,
         "engine": seen.engine or backend.engine,
-        "slots": {"total": backend.slots or report.slots or 1, "source": source},
-        "context_tokens": backend.context_tokens or report.context_tokens,
-        "models": list(backend.models or report.models or ()),
+        "slots": {"total": capacity.slots, "source": capacity.source},
+        "context_tokens": capacity.context_tokens.value,
+        "kv_tokens": capacity.kv_tokens.value,
+        "models": list(backend.models or seen.report.models or ()),
         "state": seen.state,
     }
 

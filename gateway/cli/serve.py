@@ -101,7 +101,9 @@ def _settings(config: str | None, backends: list[str], host: str | None, port: i
 
 def _found(own_ports: set[int]) -> list[str]:
     """URLs of the engines on this machine."""
-    from gateway.cli.survey import LOCAL_PORTS, look_around, size
+    from gateway.capacity import Capacity
+    from gateway.cli.survey import LOCAL_PORTS, look_around
+    from gateway.options import BackendSettings
 
     ports = [port for port in LOCAL_PORTS if port not in own_ports]
     listed = ", ".join(map(str, ports))
@@ -112,9 +114,8 @@ def _found(own_ports: set[int]) -> list[str]:
             why = seen.fault or "answers 503, as an engine does that loads"
             log.warning("%s %s; if it is one of yours, name it with --backend", seen.url, why)
             continue
-        report = seen.report
-        slots = size(report.slots or 1, "reported" if report.slots else "assumed", report.context_tokens)
-        log.info("found %s at %s: %s", seen.engine, seen.url, slots)
+        capacity = Capacity.of(BackendSettings(url=seen.url), seen.report)
+        log.info("found %s at %s: %s", seen.engine, seen.url, capacity)
         urls.append(seen.url)
     if not urls:
         raise CommandFailed(
@@ -139,19 +140,13 @@ def _bind(host: str, port: int, option: str) -> socket.socket:
 
 def _tell(gateway: Gateway, change: StateChanged) -> None:
     """What has become ready."""
-    from gateway.cli.survey import size
     from policies.types import State
 
     if change.state is not State.READY:
         return
-    backend, engine = gateway.admission.backends[change.backend], gateway.fleet.members[change.backend].engine
-    log.info(
-        "%s: %s, %s; models: %s",
-        backend.name,
-        engine.name,
-        size(backend.slots, backend.slots_source, backend.context_tokens),
-        ", ".join(sorted(backend.models or ())) or "any",
-    )
+    backend, member = gateway.admission.backends[change.backend], gateway.fleet.members[change.backend]
+    models = ", ".join(sorted(backend.models or ())) or "any"
+    log.info("%s: %s, %s; models: %s", backend.name, member.engine.name, member.capacity, models)
 
 
 def _url(listening: socket.socket) -> str:

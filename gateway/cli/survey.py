@@ -49,10 +49,3 @@ async def look_around(ports: Iterable[int]) -> list[Seen]:
     """Whatever answers on these ports of this machine."""
     seen = await asyncio.gather(*(look(f"http://127.0.0.1:{port}") for port in ports))
     return [one for one in seen if one.state != "down"]
-
-
-def size(slots: int, source: str, context_tokens: int | None) -> str:
-    """Slots in words: `2 slots (reported) of 4,096 tokens`."""
-    noun = "slot" if slots == 1 else "slots"
-    context = f" of {context_tokens:,} tokens" if context_tokens else ", context not known"
-    return f"{slots} {noun} ({source}){context}"

@@ -12,10 +12,13 @@ import pytest
 
 from gateway.dispatcher import Dispatcher
 from gateway.engines.base import Answer
-from gateway.fleet import OTHER_SECONDS, READY_SECONDS, SILENT_MAX, Fleet, Member
+from gateway.fleet import Fleet
+from gateway.inflight import Inflights
+from gateway.member import Member
 from gateway.options import BackendSettings
 from gateway.probes import NoAnswer
 from gateway.upstream import Upstream
+from gateway.watch import OTHER_SECONDS, READY_SECONDS, SILENT_MAX
 from policies.types import Backend, Source, State
 from tests.simulation import virtual
 from tests.unit.fleet import MODEL, a_call, an_admission
@@ -75,7 +78,8 @@ class Stage:
         clock = asyncio.get_running_loop().time
         self.probes = Asked(answers)
         self.dispatcher = Dispatcher(an_admission(), clock)
-        self.fleet = Fleet(self.dispatcher, self.probes, clock)  # type: ignore[arg-type]
+        self.inflights = Inflights(10.0, lambda live, now: True, clock)
+        self.fleet = Fleet(self.dispatcher, self.inflights, self.probes, clock)  # type: ignore[arg-type]
         self.states: list[str] = []
         self.dispatcher.state_changed.append(lambda change: self.states.append(change.state))
         defaults: dict[str, Any] = {"name": "a", "url": "http://127.0.0.1:1", "warmup": {"requests": 0}}

@@ -1,0 +1,132 @@
+"""How much an engine holds: slots, context and shared memory, each as the best witness tells it.
+
+configured ... the operator says so
+reported ..... the engine says so
+learnt ....... it was seen at the engine
+assumed ...... nobody knows
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from gateway.engines.base import Report
+from gateway.options import BackendSettings
+from policies.types import Source
+
+LOWER_SECONDS = 10.0  # between two steps down: what runs goes on, so a step tells only as requests end
+RESTORE_SECONDS = 60.0  # without a refusal, for each step up again
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One size, by everybody who tells it; the strongest witness comes first and counts."""
+
+    by_source: dict[Source, int]
+
+    @property
+    def value(self) -> int | None:
+        """The size that counts; None: nobody knows."""
+        return next(iter(self.by_source.values()), None)
+
+    @property
+    def source(self) -> Source | None:
+        """Who tells it."""
+        return next(iter(self.by_source), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """What fits into one engine."""
+
+    figures: Figure  # of slots
+    context_tokens: Figure  # of one slot
+    kv_tokens: Figure  # that all running requests may hold together
+    lowered: int = 0  # slots that are left alone for now, since the engine ran short of memory
+
+    @classmethod
+    def of(cls, settings: BackendSettings, report: Report, experience: Experience | None = None) -> Capacity:
+        """As the operator, the engine and experience tell; the one rule for all who ask."""
+        seen = experience or Experience()
+        return cls(
+            _figure(settings.slots, report.slots, seen.slots, assumed=1),
+            _figure(settings.context_tokens, report.context_tokens),
+            _figure(settings.kv_tokens, report.kv_tokens),
+            seen.lowered,
+        )
+
+    @property
+    def slots(self) -> int:
+        """Requests that may run at a time; one at the least."""
+        return max(1, (self.figures.value or 1) - self.lowered)
+
+    @property
+    def source(self) -> Source:
+        """Where the number of slots comes from."""
+        return self.figures.source or Source.ASSUMED
+
+    @property
+    def reason(self) -> str:
+        """Why not all slots are used; "" if they are."""
+        if self.slots == self.figures.value:
+            return ""
+        return (
+            f"lowered from {self.figures.value}: the engine refused or preempted requests for want of memory"
+        )
+
+    def __str__(self) -> str:
+        """In words: `2 slots (reported) of 4,096 tokens`."""
+        noun = "slot" if self.slots == 1 else "slots"
+        context = self.context_tokens.value
+        size = f" of {context:,} tokens" if context else ", context not known"
+        return f"{self.slots} {noun} ({self.source}){size}"
+
+
+@dataclass(slots=True)
+class Experience:
+    """What an engine's own figures have shown since its process began; a new process begins anew.
+
+    An engine that keeps its number of slots to itself shows it when they are all taken: requests wait in
+    it then, and as many run as it has. One that runs short of memory refuses requests, or throws them out
+    and computes them again (vLLM's preemption): it is given one request less for a while.
+    """
+
+    slots: int | None = None  # the most requests that ran while others waited
+    lowered: int = 0
+    _full: int = 0  # requests that ran at the last look, if others waited
+    _refused: int | None = None  # the engine's count at the last look
+    _changed: float = field(default=float("-inf"))  # the last step
+    _strained: float = field(default=float("-inf"))  # the last refusal
+
+    def look(self, report: Report, slots: int, now: float) -> None:
+        """One more report of an engine that is taken to have this many slots."""
+        self._learn(report)
+        if report.refused is None:
+            return
+        if self._refused is not None and report.refused > self._refused:
+            self._strained = now
+            if now - self._changed >= LOWER_SECONDS and self.lowered < slots - 1:
+                self.lowered, self._changed = self.lowered + 1, now
+        elif self.lowered and now - max(self._changed, self._strained) >= RESTORE_SECONDS:
+            self.lowered, self._changed = self.lowered - 1, now
+        self._refused = report.refused
+
+    def _learn(self, report: Report) -> None:
+        """A request that has just arrived waits for one step, too: the smaller of two looks counts."""
+        full = (report.running or 0) if report.waiting else 0
+        if seen := min(full, self._full):
+            self.slots = max(seen, self.slots or 0)
+        self._full = full
+
+
+def _figure(
+    configured: int | None, reported: int | None, learnt: int | None = None, assumed: int | None = None
+) -> Figure:
+    """0 is what an operator leaves unset, and no size of anything that works."""
+    told = {
+        Source.CONFIGURED: configured,
+        Source.REPORTED: reported,
+        Source.LEARNT: learnt,
+        Source.ASSUMED: assumed,
+    }
+    return Figure({source: size for source, size in told.items() if size})

@@ -1,0 +1,91 @@
+"""One engine of the fleet and the way to it."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from dataclasses import dataclass, field
+
+from gateway.capacity import Capacity, Experience
+from gateway.engines import ENGINES
+from gateway.engines.base import Engine, Report
+from gateway.options import BackendSettings, TimeoutSettings
+from gateway.probes import probing
+from gateway.upstream import Upstream
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """What the gateway knows of one engine beside what admission must know."""
+
+    settings: BackendSettings
+    upstream: Upstream
+    probed: Upstream
+    engine: Engine
+    capacity: Capacity
+    known: bool = False  # the engine's kind is configured or was detected
+    away: bool = True  # it must be warmed up before it takes calls
+    alive: bool = False  # this process was heard, and nothing says that it has ended
+    started: str | None = None  # which process of the engine it is, where the engine tells
+    ends: int = 0  # of the engine's process, as far as they were noticed
+    ended_at: float = float("-inf")  # when it was noticed that the last one that was alive has ended
+    silent: int = 0  # probes in a row without an answer
+    foreign: int = 0  # at the last probe; believed when two in a row agree
+    refuses_usage: bool = False
+    last_error: str = ""
+    report: Report = field(default_factory=Report)  # the last one of this process
+    experience: Experience = field(default_factory=Experience)  # with this process
+    warming: asyncio.Task[str] | None = None  # a warm-up request that runs
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+    drained: asyncio.Event = field(default_factory=asyncio.Event)
+    task: asyncio.Task[None] | None = None
+
+    @classmethod
+    def of(cls, settings: BackendSettings) -> Member:
+        """As configured; nothing is connected yet. Raises OSError for a file of certificates."""
+        engine = ENGINES["openai" if settings.engine == "auto" else settings.engine]
+        tls = ssl.create_default_context(cafile=settings.tls_ca_file or None)
+        key = settings.api_key.get_secret_value()
+        upstream = Upstream(
+            settings.url,
+            connect_seconds=settings.timeouts.connect_seconds,
+            reuse=engine.reuses_connections,
+            tls=tls,
+            api_key=key,
+        )
+        return cls(
+            settings,
+            upstream,
+            probing(settings.url, key, tls),
+            engine,
+            Capacity.of(settings, Report()),
+            known=settings.engine != "auto",
+        )
+
+    @property
+    def name(self) -> str:
+        """The backend's name."""
+        return self.settings.name
+
+    @property
+    def timeouts(self) -> TimeoutSettings:
+        """How long this engine may be silent."""
+        return self.settings.timeouts
+
+    def ended(self, now: float) -> None:
+        """The engine's process has ended, or loads anew: what was seen of it holds no more."""
+        self.ends += 1
+        if self.alive:
+            self.ended_at = now
+        self.alive, self.away, self.foreign = False, True, 0
+        self.report, self.experience = Report(), Experience()
+
+    def heard(self, report: Report) -> None:
+        """The engine can serve, and says this of itself."""
+        self.alive, self.report = True, report
+        self.started = report.started or self.started
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self.upstream.close()
+        await self.probed.close()
