@@ -11,10 +11,10 @@ A call is in exactly one place: waiting, or holding one lease, or forgotten.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from policies import filters
-from policies.cost import Cost, cost
+from policies.placement import Place, Placement
 from policies.queue import Queue
 from policies.service_model import ServiceModel
 from policies.types import (
@@ -24,8 +24,6 @@ from policies.types import (
     Granted,
     Lease,
     Limits,
-    Priority,
-    Reason,
     Refusal,
     Rejected,
     Source,
@@ -34,7 +32,6 @@ from policies.types import (
 )
 from policies.waiting import Waiting
 
-INTERACTIVE_SEEN_SECONDS = 60.0  # the reserve is kept this long after an interactive call
 UNAVAILABLE = (State.DOWN, State.EJECTED)
 
 
@@ -45,12 +42,12 @@ class Admission:
         self.limits = limits
         self.backends: dict[str, Backend] = {}
         self.queue = Queue(limits)
-        self.gate_waits: Counter[str] = Counter()  # by backend
+        self._placement = Placement(limits, self.backends)
+        self.gate_waits = self._placement.gate_waits  # by backend
         self.ejections: Counter[tuple[str, str]] = Counter()  # by backend and reason
         self._leases: dict[str, Lease] = {}  # by call id
         self._grants = 0
         self._closed = False
-        self._interactive_at: float | None = None
 
     # -- calls ----------------------------------------------------------------------------------
 
@@ -59,10 +56,9 @@ class Admission:
         assert call.id not in self.queue and call.id not in self._leases
         if self._closed:
             return [Rejected(call, Refusal.SHUTTING_DOWN)]
-        if call.priority is Priority.INTERACTIVE:
-            self._interactive_at = now
+        self._placement.seen(call, now)
         waiting, alone = Waiting(call, now), not self.queue
-        decision = self._place(waiting, now) if alone else self._unserved(call)
+        decision = self._place(waiting, now, set()) if alone else self._unserved(call)
         if decision is not None:
             return [decision]
         self.queue.put(waiting, now)
@@ -163,12 +159,20 @@ class Admission:
         return self._enter(backend, state, why, now) + self._dispatch(now)
 
     def resize(
-        self, name: str, now: float, *, slots: int, source: Source, context_tokens: int | None
+        self,
+        name: str,
+        now: float,
+        *,
+        slots: int,
+        source: Source,
+        context_tokens: int | None,
+        kv_tokens: int | None = None,
     ) -> list[Decision]:
-        """The engine's slots or context are known, or known better. Fewer slots than are in use
-        take effect as requests end."""
+        """The engine's slots, context or kv budget are known, or known better. Less than is in use
+        takes effect as requests end."""
         backend = self.backends[name]
-        backend.slots, backend.slots_source, backend.context_tokens = slots, source, context_tokens
+        backend.slots, backend.slots_source = slots, source
+        backend.context_tokens, backend.kv_tokens = context_tokens, kv_tokens
         backend.shadow.sequences_max = slots
         return self._dispatch(now)
 
@@ -233,7 +237,7 @@ class Admission:
 
     def models(self) -> tuple[str, ...]:
         """All models that some backend serves."""
-        return tuple(sorted({model for b in self.backends.values() for model in b.models or ()}))
+        return self._placement.models()
 
     # -- inside -----------------------------------------------------------------------------------
 
@@ -242,15 +246,17 @@ class Admission:
         decisions: list[Decision] = []
         if not self.queue or not self._any_free():  # then the queue need not even be sorted
             return decisions
-        full: set[str] = set()  # models without a free slot: a deep queue for one does not slow another
+        # Models, by route, without a free slot: a deep queue for one does not slow another.
+        full: set[tuple[str, str]] = set()
+        kept: set[str] = set()  # backends whose kv budget an overdue call waits for
         for waiting in self.queue.ordered(now):
             call = waiting.call
-            if call.model in full:
+            if (call.model, call.route) in full:
                 continue
-            decision = self._place(waiting, now)
+            decision = self._place(waiting, now, kept)
             if decision is None:
                 if not any(b.free and b.serves(call) for b in self.backends.values()):
-                    full.add(call.model)
+                    full.add((call.model, call.route))
                 continue
             self.queue.take(call.id)
             decisions.append(decision)
@@ -261,62 +267,42 @@ class Admission:
     def _any_free(self) -> bool:
         return any(backend.free for backend in self.backends.values())
 
-    def _place(self, waiting: Waiting, now: float) -> Granted | Rejected | None:
-        """The cheapest backend that can take the call now; ties go to the one granted longest ago."""
-        call = waiting.call
-        fitting = self._fitting(call)
-        if isinstance(fitting, Rejected):  # an engine told its models, or came back with a smaller context
-            return fitting
-        best: tuple[float, int, Backend, Cost] | None = None
-        for backend in fitting:
-            offer = self._offer(call, backend, now)
-            if isinstance(offer, Cost):
-                if best is None or (offer.seconds, backend.last_grant) < best[:2]:
-                    best = (offer.seconds, backend.last_grant, backend, offer)
-                continue
-            if offer is Reason.GATE and waiting.why.get(backend.name) is not Reason.GATE:
-                self.gate_waits[backend.name] += 1
-            waiting.why[backend.name] = offer
-        if best is None:
-            return None
-        return Granted(self._grant(call, best[2], best[3], now))
+    def _place(self, waiting: Waiting, now: float, kept: set[str]) -> Granted | Rejected | None:
+        place = self._placement.find(waiting, now, kept)
+        return Granted(self._grant(waiting.call, place, now)) if isinstance(place, Place) else place
 
-    def _offer(self, call: Call, backend: Backend, now: float) -> Cost | Reason:
-        """What it would cost there now, or why it cannot start there; the cheap questions first, since
-        a full queue asks them of every call at every event."""
-        seen = self._interactive_at is not None and now - self._interactive_at <= INTERACTIVE_SEEN_SECONDS
-        reason = filters.blocked(call, backend, self.limits, now, interactive_seen=seen)
-        if reason is not None:
-            return reason
-        price = cost(call, backend)
-        return Reason.GATE if self._long(price) and filters.gated(backend, self.limits) else price
-
-    def _long(self, price: Cost) -> bool:
-        return price.prefill_seconds > self.limits.prefill_gate_seconds
-
-    def _grant(self, call: Call, backend: Backend, price: Cost, now: float) -> Lease:
+    def _grant(self, call: Call, place: Place, now: float) -> Lease:
+        backend, price, long = place
         assert backend.free > 0
         self._grants += 1
         lease = Lease(
             call=call,
             backend=backend.name,
+            model=backend.model_for(call) or call.model,
             granted=now,
+            tokens=filters.expected_tokens(call),
             cached_tokens=price.cached_tokens,
             prefill_seconds=price.prefill_seconds,
             cost_seconds=price.seconds,
-            long=self._long(price),
+            long=long,
             trial=backend.state is State.EJECTED,
         )
         self._leases[call.id] = backend.leases[call.id] = lease
+        backend.held_tokens += lease.tokens
         backend.prefilling.add(call.id)
         backend.last_grant = self._grants
         backend.shadow.book(call.chain)
         return lease
 
+    def _unserved(self, call: Call) -> Rejected | None:
+        fitting = self._placement.fitting(call)
+        return fitting if isinstance(fitting, Rejected) else None
+
     def _release(self, lease: Lease, now: float) -> list[Decision]:
         id = lease.call.id
         backend = self.backends[lease.backend]
         del self._leases[id], backend.leases[id]
+        backend.held_tokens -= lease.tokens
         backend.leaving.discard(id)
         backend.prefilling.discard(id)
         if backend.state is State.DRAINING and not backend.leases:
@@ -337,25 +323,3 @@ class Admission:
         if backend.models is None:
             return bool(ready)
         return all(any(b.models is None or model in b.models for b in ready) for model in backend.models)
-
-    # -- rejections -------------------------------------------------------------------------------
-
-    def _fitting(self, call: Call) -> Sequence[Backend] | Rejected:
-        """The backends that serve the model and whose slots hold the prompt.
-
-        A backend that is down and never told its models is waited for only if no other one told any:
-        a misspelt name would else wait for it in vain.
-        """
-        backends = [b for b in self.backends.values() if b.serves(call)]
-        dumb = all(b.models is None and b.state is State.DOWN for b in backends)
-        if not backends or (dumb and self.models()):
-            return Rejected(call, Refusal.MODEL_NOT_FOUND, models=self.models())
-        return filters.fitting(call, backends) or self._too_long(call, backends)
-
-    def _unserved(self, call: Call) -> Rejected | None:
-        fitting = self._fitting(call)
-        return fitting if isinstance(fitting, Rejected) else None
-
-    def _too_long(self, call: Call, backends: Sequence[Backend]) -> Rejected:
-        limit = filters.largest_context(backends)
-        return Rejected(call, Refusal.CONTEXT_LENGTH_EXCEEDED, limit_tokens=limit)

@@ -18,25 +18,31 @@ def fitting(call: Call, backends: Sequence[Backend]) -> Sequence[Backend]:
     """The backends whose slots hold this call.
 
     Those that hold the prompt and a usual answer; if there is none, those with the largest context,
-    provided that it holds the prompt; empty if not. An unknown context holds everything.
+    provided that it holds the prompt; empty if not. An unknown context holds everything; a kv budget
+    bounds it like a context.
     """
-    if len(backends) == 1 and backends[0].context_tokens is None:
+    if len(backends) == 1 and backends[0].window is None:
         return backends
-    limit = call.output_tokens_max
-    room = call.prompt_tokens + (OUTPUT_TOKENS_P90 if limit is None else min(limit, OUTPUT_TOKENS_P90))
-    fits = [b for b in backends if b.context_tokens is None or room <= b.context_tokens]
+    tokens = expected_tokens(call)
+    fits = [b for b in backends if (window := b.window) is None or tokens <= window]
     if fits:
         return fits
     largest = largest_context(backends)
     least = call.prompt_tokens if call.prompt_counted else int(call.prompt_tokens * ESTIMATE_LOW)
     if largest is None or least >= largest:  # a prompt that fills the context leaves no room for a token
         return []
-    return [b for b in backends if b.context_tokens == largest]
+    return [b for b in backends if b.window == largest]
+
+
+def expected_tokens(call: Call) -> int:
+    """What the call will probably hold at its end: its prompt and a usual answer."""
+    limit = call.output_tokens_max
+    return call.prompt_tokens + (OUTPUT_TOKENS_P90 if limit is None else min(limit, OUTPUT_TOKENS_P90))
 
 
 def uncertain(call: Call, backend: Backend) -> bool:
     """Whether the estimate is so near the context that only the engine's tokenizer can tell the side."""
-    context = backend.context_tokens
+    context = backend.window
     return (
         context is not None
         and not call.prompt_counted
@@ -45,19 +51,19 @@ def uncertain(call: Call, backend: Backend) -> bool:
 
 
 def largest_context(backends: Sequence[Backend]) -> int | None:
-    """The largest known context per slot, in tokens."""
-    return max((b.context_tokens for b in backends if b.context_tokens is not None), default=None)
+    """The largest known context of one call, in tokens."""
+    return max((window for b in backends if (window := b.window) is not None), default=None)
 
 
 def outgrown(call: Call, backend: Backend) -> bool:
     """Whether the prompt, by its estimate, is longer than the backend's context in any case."""
-    context = backend.context_tokens
+    context = backend.window
     return context is not None and context <= call.prompt_tokens * ESTIMATE_LOW
 
 
 def any_larger(call: Call, context_tokens: int, backends: Iterable[Backend]) -> bool:
     """Whether a backend of this call is known to have a larger context than this."""
-    return any(b.serves(call) and (b.context_tokens or 0) > context_tokens for b in backends)
+    return any(b.serves(call) and (b.window or 0) > context_tokens for b in backends)
 
 
 def blocked(
@@ -74,11 +80,22 @@ def blocked(
     free = backend.free
     if not free:
         return Reason.SLOTS
+    if parched(call, backend):
+        return Reason.KV_BUDGET
     # With two slots a reserve would halve the backend, so it starts above two.
     reserved = limits.interactive_reserve_slots if interactive_seen and backend.slots > 2 else 0
     if call.priority is not Priority.INTERACTIVE and free <= reserved:
         return Reason.RESERVE
     return None
+
+
+def parched(call: Call, backend: Backend) -> bool:
+    """Whether what runs there leaves too little of the kv budget. A call alone may always start: if it
+    outgrows the budget, there is nobody whom the engine would have to put aside for it."""
+    budget = backend.kv_tokens
+    return (
+        budget is not None and bool(backend.leases) and backend.held_tokens + expected_tokens(call) > budget
+    )
 
 
 def gated(backend: Backend, limits: Limits) -> bool:

@@ -19,5 +19,9 @@ def ordered(calls: Iterable[Call], now: float) -> list[Call]:
 
 def rank(call: Call, now: float) -> tuple[int, float, str]:
     """The smaller goes first; the id decides between calls of one instant, so that runs repeat."""
-    overdue = now - call.arrived > OVERDUE_SECONDS
-    return (-1 if overdue else call.priority, call.arrived, call.id)
+    return (-1 if overdue(call, now) else call.priority, call.arrived, call.id)
+
+
+def overdue(call: Call, now: float) -> bool:
+    """Whether it has waited so long that it goes before every class."""
+    return now - call.arrived > OVERDUE_SECONDS

@@ -58,8 +58,10 @@ class Reason(enum.StrEnum):
     PAUSED = "paused"
     CONTEXT = "context"
     SLOTS = "slots"
+    KV_BUDGET = "kv_budget"
     GATE = "prefill_gate"
     RESERVE = "interactive_reserve"
+    STANDBY = "standby"  # a backup or fallback, and a better one is ready
 
 
 class Refusal(enum.StrEnum):
@@ -78,7 +80,7 @@ class Call:
     """A request as far as scheduling is concerned; it never holds prompt text."""
 
     id: str
-    model: str
+    model: str  # what the client named
     route: str
     priority: Priority
     agent: str
@@ -89,6 +91,8 @@ class Call:
     chain: tuple[Link, ...] = ()  # message-hash chain of the prompt; its last link ends the prompt
     body_bytes: int = 0
     start_by: float | None = None  # a client that cannot wait longer than this
+    targets: tuple[str, ...] = ()  # models that may serve it, an alias's; empty: `model` itself
+    fallbacks: tuple[str, ...] = ()  # models tried in turn while no backend of those before is ready
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +101,9 @@ class Lease:
 
     call: Call
     backend: str
+    model: str  # which of the call's models serves it there
     granted: float
+    tokens: int  # that it may hold: prompt and a usual answer
     cached_tokens: int
     prefill_seconds: float
     cost_seconds: float
@@ -162,6 +168,9 @@ class Backend:
     slots: int = 1
     slots_source: Source = Source.ASSUMED
     context_tokens: int | None = None  # per slot; None: nobody knows
+    kv_tokens: int | None = None  # that all requests may hold together; None: no such budget is known
+    held_tokens: int = 0  # of `kv_tokens`, by the leases
+    backup: bool = False  # used only while no other backend can serve
     models: frozenset[str] | None = None  # None: not known yet
     routes: frozenset[str] = frozenset()
     foreign: int = 0  # requests at the engine that are not ours
@@ -191,6 +200,24 @@ class Backend:
         """Ejected, but a single request may try it."""
         return self.state is State.EJECTED and not any(self.leases[id].trial for id in self.prefilling)
 
+    @property
+    def window(self) -> int | None:
+        """Tokens that one call may hold: the context of a slot, and no more than the kv budget."""
+        if self.kv_tokens is None or self.context_tokens is None:
+            return self.kv_tokens or self.context_tokens
+        return min(self.kv_tokens, self.context_tokens)
+
     def serves(self, call: Call) -> bool:
-        """Whether the call's model is, or may turn out to be, served here."""
-        return (self.models is None or call.model in self.models) and call.route in self.routes
+        """Whether a model of the call is, or may turn out to be, served here."""
+        if call.route not in self.routes:
+            return False
+        if self.models is None:
+            return True
+        return self.model_for(call) is not None if call.targets else call.model in self.models
+
+    def model_for(self, call: Call) -> str | None:
+        """The call's model that would serve it here, the first one if nobody knows; None: none of them."""
+        targets = call.targets or (call.model,)
+        if self.models is None:
+            return targets[0]
+        return next((model for model in (*targets, *call.fallbacks) if model in self.models), None)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gateway.dispatcher import Dispatcher
-from policies.admission import INTERACTIVE_SEEN_SECONDS, Admission
+from policies.admission import Admission
+from policies.placement import INTERACTIVE_SEEN_SECONDS
 from policies.types import Backend, Call, Decision, Granted, Lease, Limits, Priority, Reason, Rejected, State
 from tests.simulation.engine import SimulatedEngine
 
@@ -127,7 +128,7 @@ class Invariants:
         return gated(call, backend, limits, reason) or self._reserved(call, backend, limits, noticed)
 
     def _reserved(self, call: Call, backend: Backend, limits: Limits, noticed: float) -> bool:
-        seen = self._admission._interactive_at
+        seen = self._admission._placement.interactive_at
         return (
             call.priority is not Priority.INTERACTIVE
             and backend.slots > 2

@@ -6,7 +6,7 @@ import pytest
 
 from policies import filters
 from policies.types import Backend, Call, Lease, Limits, Priority, Reason, State
-from tests.unit.fleet import a_backend, a_call
+from tests.unit.fleet import MODEL, a_backend, a_call
 
 LIMITS = Limits()
 
@@ -17,7 +17,7 @@ def names(backends: object) -> list[str]:
 
 def occupy(backend: Backend, id: str, *, long: bool = False, trial: bool = False) -> None:
     call = a_call(id)
-    backend.leases[id] = Lease(call, backend.name, 0.0, 0, 0.1, 1.0, long, trial)
+    backend.leases[id] = Lease(call, backend.name, MODEL, 0.0, 0, 0, 0.1, 1.0, long, trial)
     backend.prefilling.add(id)
 
 

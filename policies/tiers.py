@@ -1,0 +1,51 @@
+"""Which backends may serve a call at all, in tiers: a later tier is only for want of an earlier one.
+
+Targets come before fallbacks, each fallback before the next, and among those of one model a backup last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from policies import filters
+from policies.types import Backend, Call, State
+
+Tiers = list[Sequence[Backend]]
+
+
+def tiers(call: Call, backends: Sequence[Backend]) -> Tiers:
+    """The backends whose slots hold the call, the preferred ones first; empty: no slot holds it.
+
+    `backends` serve the call. A backup counts when no other backend of its model that holds the call is
+    ready, a fallback when none of the models before it has a ready backend, be its slots full or too small:
+    a prompt that is too long must not change the model. Those that are not ready stay in, as one of them
+    may be due for its trial.
+    """
+    if not call.fallbacks and not any(backend.backup for backend in backends):
+        fits = filters.fitting(call, backends)
+        return [fits] if fits else []
+    found: Tiers = []
+    for level in _levels(call, backends):
+        for backup in (False, True):
+            fits = filters.fitting(call, [backend for backend in level if backend.backup is backup])
+            if fits:
+                found.append(fits)
+            if _ready(fits):
+                return found
+        if _ready(level):
+            return found
+    return found
+
+
+def _levels(call: Call, backends: Sequence[Backend]) -> Iterator[Sequence[Backend]]:
+    """Those that serve a target, then those of each fallback."""
+    targets = call.targets or (call.model,)
+    left = backends
+    for models in (targets, *((fallback,) for fallback in call.fallbacks)):
+        level = [b for b in left if b.models is None or not b.models.isdisjoint(models)]
+        left = [b for b in left if b not in level]
+        yield level
+
+
+def _ready(backends: Sequence[Backend]) -> bool:
+    return any(backend.state is State.READY for backend in backends)
