@@ -122,8 +122,15 @@ class Attempt:
             asyncio.get_running_loop().call_later(lease.prefill_seconds, self._slot.prefilled, lease)
 
     def _body(self) -> bytes:
-        request = self._live.request
+        request, call, member = self._live.request, self._slot.call, self._member
         return request.edited(
+            model=self._slot.lease.model,
+            max_tokens=member.engine.max_tokens(
+                request.output_tokens_max,
+                member.settings.max_tokens_default or None,
+                call.prompt_tokens,
+                member.capacity.context_tokens.value,
+            ),
             stream=True if self._streams and not request.stream else None,
             include_usage=self._adds_usage,
         )
@@ -208,6 +215,8 @@ class Attempt:
                 record.first_token = now
             self._slot.first_token()
             live.enter(Phase.DECODE, now)
+        elif live.phase is Phase.PREFILL:
+            live.progress_at = now  # a comment: the engine is at it
         if answer.events != record.events:
             record.last_token = live.progress_at = now
             record.events, record.answer_bytes = answer.events, answer.answer_bytes

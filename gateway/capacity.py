@@ -20,59 +20,52 @@ RESTORE_SECONDS = 60.0  # without a refusal, for each step up again
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One size, by everybody who tells it; the strongest witness comes first and counts."""
+    """One size, from the best witness of those that tell it."""
 
-    by_source: dict[Source, int]
+    value: int | None = None  # None: nobody knows
+    source: Source | None = None
+    by_source: dict[Source, int] = field(default_factory=dict)  # what each of them says, the best one first
 
-    @property
-    def value(self) -> int | None:
-        """The size that counts; None: nobody knows."""
-        return next(iter(self.by_source.values()), None)
-
-    @property
-    def source(self) -> Source | None:
-        """Who tells it."""
-        return next(iter(self.by_source), None)
+    @classmethod
+    def told(cls, configured: int | None, reported: int | None, learnt: int | None = None) -> Figure:
+        """By whom; 0 is what an operator leaves unset, and no size of anything that works."""
+        witnesses = ((Source.CONFIGURED, configured), (Source.REPORTED, reported), (Source.LEARNT, learnt))
+        by_source = {source: size for source, size in witnesses if size}
+        if not by_source:
+            return cls()
+        source, value = next(iter(by_source.items()))
+        return cls(value, source, by_source)
 
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
     """What fits into one engine."""
 
-    figures: Figure  # of slots
+    slots: int  # requests that may run at a time
+    source: Source  # of their number
+    told: Figure  # the slots by everybody who tells them
     context_tokens: Figure  # of one slot
     kv_tokens: Figure  # that all running requests may hold together
-    lowered: int = 0  # slots that are left alone for now, since the engine ran short of memory
 
     @classmethod
     def of(cls, settings: BackendSettings, report: Report, experience: Experience | None = None) -> Capacity:
         """As the operator, the engine and experience tell; the one rule for all who ask."""
         seen = experience or Experience()
+        told = Figure.told(settings.slots, report.slots, seen.slots)
         return cls(
-            _figure(settings.slots, report.slots, seen.slots, assumed=1),
-            _figure(settings.context_tokens, report.context_tokens),
-            _figure(settings.kv_tokens, report.kv_tokens),
-            seen.lowered,
+            max(1, (told.value or 1) - seen.lowered),
+            told.source or Source.ASSUMED,
+            told,
+            Figure.told(settings.context_tokens, report.context_tokens),
+            Figure.told(settings.kv_tokens, report.kv_tokens),
         )
-
-    @property
-    def slots(self) -> int:
-        """Requests that may run at a time; one at the least."""
-        return max(1, (self.figures.value or 1) - self.lowered)
-
-    @property
-    def source(self) -> Source:
-        """Where the number of slots comes from."""
-        return self.figures.source or Source.ASSUMED
 
     @property
     def reason(self) -> str:
         """Why not all slots are used; "" if they are."""
-        if self.slots == self.figures.value:
+        if self.slots >= (self.told.value or 1):
             return ""
-        return (
-            f"lowered from {self.figures.value}: the engine refused or preempted requests for want of memory"
-        )
+        return f"lowered from {self.told.value}: the engine ran short of memory"
 
     def __str__(self) -> str:
         """In words: `2 slots (reported) of 4,096 tokens`."""
@@ -95,8 +88,8 @@ class Experience:
     lowered: int = 0
     _full: int = 0  # requests that ran at the last look, if others waited
     _refused: int | None = None  # the engine's count at the last look
-    _changed: float = field(default=float("-inf"))  # the last step
-    _strained: float = field(default=float("-inf"))  # the last refusal
+    _changed: float = float("-inf")  # the last step
+    _strained: float = float("-inf")  # the last refusal
 
     def look(self, report: Report, slots: int, now: float) -> None:
         """One more report of an engine that is taken to have this many slots."""
@@ -117,16 +110,3 @@ class Experience:
         if seen := min(full, self._full):
             self.slots = max(seen, self.slots or 0)
         self._full = full
-
-
-def _figure(
-    configured: int | None, reported: int | None, learnt: int | None = None, assumed: int | None = None
-) -> Figure:
-    """0 is what an operator leaves unset, and no size of anything that works."""
-    told = {
-        Source.CONFIGURED: configured,
-        Source.REPORTED: reported,
-        Source.LEARNT: learnt,
-        Source.ASSUMED: assumed,
-    }
-    return Figure({source: size for source, size in told.items() if size})

@@ -47,6 +47,8 @@ class Fleet:
             slots=capacity.slots,
             slots_source=capacity.source,
             context_tokens=capacity.context_tokens.value,
+            kv_tokens=capacity.kv_tokens.value,
+            backup=settings.backup,
             models=frozenset(settings.models) or None,
             routes=engine.routes,
         )

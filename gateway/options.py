@@ -200,17 +200,19 @@ class BackendSettings(Section):
     context_tokens: Count | None = Field(
         default=None, description="context of one slot; else as the engine reports"
     )
-    kv_tokens: Annotated[CountFromZero, Later("shared token budgets")] = Field(
-        default=0, description="tokens that all running requests may hold together"
+    kv_tokens: CountFromZero = Field(
+        default=0,
+        description="tokens that all running requests may hold together; 0: as the engine reports",
     )
     models: Texts = Field(default=(), description="models it serves; empty: as the engine lists them")
-    backup: Annotated[bool, Later("backup backends")] = Field(
+    backup: Annotated[bool, Field(strict=True)] = Field(
         default=False, description="used only while no other backend can serve"
     )
     api_key: Secret = Field(default=SecretStr(""), description="sent to this backend only")
     tls_ca_file: str = Field(default="", description="certificate authorities for https; empty: the system's")
-    max_tokens_default: Annotated[CountFromZero, Later("default for max_tokens")] = Field(
-        default=0, description="put in where an engine reserves by max_tokens and the client gave none"
+    max_tokens_default: CountFromZero = Field(
+        default=16_384,
+        description="put in where an engine reserves by max_tokens and the client gave none; 0: nothing is",
     )
     timeouts: TimeoutSettings = TimeoutSettings()
     warmup: WarmupSettings = WarmupSettings()

@@ -176,6 +176,7 @@ class Watch:
                 slots=capacity.slots,
                 source=capacity.source,
                 context_tokens=capacity.context_tokens.value,
+                kv_tokens=capacity.kv_tokens.value,
             )
         )
 

@@ -100,9 +100,9 @@ BROKEN = [
     (f'{BACKEND}name = "{"x" * 65}"', "backends[0].name", "must match"),
     (f"{BACKEND}slots = 0", "backends[0].slots", "must be greater than or equal to 1"),
     (f'{BACKEND}engine = "vllm"', "backends[0].engine", "must be 'auto', 'llamacpp' or 'openai'"),
-    (f"{BACKEND}kv_tokens = 9", "backends[0].kv_tokens", "has no shared token budgets yet; remove it"),
-    (f"{BACKEND}backup = true", "backends[0].backup", "has no backup backends yet; remove it"),
-    (f"{BACKEND}max_tokens_default = 9", "backends[0].max_tokens_default", "yet; remove it"),
+    (f"{BACKEND}kv_tokens = -1", "backends[0].kv_tokens", "must be greater than or equal to 0"),
+    (f'{BACKEND}backup = "yes"', "backends[0].backup", "must be a valid boolean"),
+    (f"{BACKEND}max_tokens_default = 1.5", "backends[0].max_tokens_default", "must be"),
     (f'{BACKEND}api_key_env = "NOT_SET"', "backends[0].api_key_env", "names a variable that is not set"),
     (f"{BACKEND}timeouts = {{ idle = 1 }}", "backends[0].timeouts.idle", "is no option"),
     (f"{BACKEND}timeouts = {{ idle_seconds = 0 }}", "backends[0].timeouts.idle_seconds", "must be greater"),
@@ -317,7 +317,7 @@ def test_options_of_later_parts_are_accepted_at_their_default(write: Write) -> N
         '[prefix]\nstabilise = "off"\npatterns = []\n'
         '[accounting]\njournal = ""\njournal_days = 30\njournal_bytes_max = 1073741824\n'
         f'[redis]\nurl = ""\npool = "default"\nlease_seconds = 15\n{KEY}concurrency_max = 0\nmodels = ["m"]\n'
-        f"{BACKEND}kv_tokens = 0\nbackup = false\nmax_tokens_default = 0\n"
+        f"{BACKEND}kv_tokens = 0\nbackup = false\nmax_tokens_default = 16384\n"
         "timeouts = { connect_seconds = 5, first_token_seconds = 900, idle_seconds = 120 }\n"
         "warmup = { requests = 2 }\n"
     )
