@@ -80,7 +80,7 @@ def blocked(
     free = backend.free
     if not free:
         return Reason.SLOTS
-    if parched(call, backend):
+    if backend.kv_tokens is not None and parched(call, backend):
         return Reason.KV_BUDGET
     # With two slots a reserve would halve the backend, so it starts above two.
     reserved = limits.interactive_reserve_slots if interactive_seen and backend.slots > 2 else 0

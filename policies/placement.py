@@ -77,20 +77,19 @@ class Placement:
         self, waiting: Waiting, backends: Sequence[Backend], now: float, kept: set[str]
     ) -> Place | None:
         """The one where it costs least, if one can take the call; ties go to the one granted longest ago."""
-        best: tuple[float, int, Place] | None = None
+        best: tuple[float, int, Backend, Cost] | None = None
         for backend in backends:
             offer = Reason.KV_BUDGET if backend.name in kept else self._offer(waiting.call, backend, now)
-            if isinstance(offer, Place):
-                rank = offer.price.seconds, backend.last_grant
-                if best is None or rank < best[:2]:
-                    best = (*rank, offer)
+            if isinstance(offer, Cost):
+                if best is None or (offer.seconds, backend.last_grant) < best[:2]:
+                    best = (offer.seconds, backend.last_grant, backend, offer)
                 continue
             if offer is Reason.GATE and waiting.why.get(backend.name) is not Reason.GATE:
                 self.gate_waits[backend.name] += 1
             waiting.why[backend.name] = offer
-        return None if best is None else best[2]
+        return None if best is None else Place(best[2], best[3], self._long(best[3]))
 
-    def _offer(self, call: Call, backend: Backend, now: float) -> Place | Reason:
+    def _offer(self, call: Call, backend: Backend, now: float) -> Cost | Reason:
         """What it would cost there now, or why it cannot start there; the cheap questions first, since
         a full queue asks them of every call at every event."""
         seen = self.interactive_at is not None and now - self.interactive_at <= INTERACTIVE_SEEN_SECONDS
@@ -98,8 +97,10 @@ class Placement:
         if reason is not None:
             return reason
         price = cost(call, backend)
-        long = price.prefill_seconds > self._limits.prefill_gate_seconds
-        return Reason.GATE if long and filters.gated(backend, self._limits) else Place(backend, price, long)
+        return Reason.GATE if self._long(price) and filters.gated(backend, self._limits) else price
+
+    def _long(self, price: Cost) -> bool:
+        return price.prefill_seconds > self._limits.prefill_gate_seconds
 
 
 def _parched(waiting: Waiting, fitting: Tiers) -> set[str]:

@@ -21,7 +21,7 @@ def tiers(call: Call, backends: Sequence[Backend]) -> Tiers:
     a prompt that is too long must not change the model. Those that are not ready stay in, as one of them
     may be due for its trial.
     """
-    if not call.fallbacks and not any(backend.backup for backend in backends):
+    if not call.fallbacks and not [b for b in backends if b.backup]:
         fits = filters.fitting(call, backends)
         return [fits] if fits else []
     found: Tiers = []

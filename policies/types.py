@@ -211,13 +211,16 @@ class Backend:
         """Whether a model of the call is, or may turn out to be, served here."""
         if call.route not in self.routes:
             return False
-        if self.models is None:
-            return True
-        return self.model_for(call) is not None if call.targets else call.model in self.models
+        if call.targets:
+            return self.model_for(call) is not None
+        return self.models is None or call.model in self.models
 
     def model_for(self, call: Call) -> str | None:
         """The call's model that would serve it here, the first one if nobody knows; None: none of them."""
         targets = call.targets or (call.model,)
         if self.models is None:
             return targets[0]
-        return next((model for model in (*targets, *call.fallbacks) if model in self.models), None)
+        for model in (*targets, *call.fallbacks):
+            if model in self.models:
+                return model
+        return None
