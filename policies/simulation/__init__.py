@@ -1,0 +1,1 @@
+"""Engines in virtual time: what `policies.simulator` is made of."""
