@@ -92,13 +92,13 @@ class Experience:
     _strained: float = float("-inf")  # the last refusal
 
     def look(self, report: Report, slots: int, now: float) -> None:
-        """One more report of an engine that is taken to have this many slots."""
+        """One more report of an engine that is given so many requests at a time by now."""
         self._learn(report)
         if report.refused is None:
             return
         if self._refused is not None and report.refused > self._refused:
             self._strained = now
-            if now - self._changed >= LOWER_SECONDS and self.lowered < slots - 1:
+            if now - self._changed >= LOWER_SECONDS and slots > 1:
                 self.lowered, self._changed = self.lowered + 1, now
         elif self.lowered and now - max(self._changed, self._strained) >= RESTORE_SECONDS:
             self.lowered, self._changed = self.lowered - 1, now

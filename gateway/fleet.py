@@ -70,6 +70,11 @@ class Fleet:
         for member in self.members.values():
             await member.close()
 
+    def accepted(self) -> dict[str, float]:
+        """The share of drafted tokens that engines accepted, by backend, where they tell it."""
+        ratios = ((name, member.report.spec_accept_ratio) for name, member in self.members.items())
+        return {name: ratio for name, ratio in ratios if ratio is not None}
+
     # -- operators --------------------------------------------------------------------------------
 
     def drain(self, name: str, reason: str) -> None:

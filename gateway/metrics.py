@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,7 +67,9 @@ OUTPUT_RATE = Family(
 )
 TOKENS_PER_EVENT = Family("slotgate_tokens_per_event", ("backend",), "Tokens per event of recent streams.")
 SPEC_ACCEPT = Family(
-    "slotgate_spec_accept_ratio", ("backend",), "Share of drafted tokens that were accepted, of late."
+    "slotgate_spec_accept_ratio",
+    ("backend",),
+    "Share of drafted tokens that were accepted: of late, else as the engine tells it.",
 )
 SLOTS = Family(
     "slotgate_slots", ("backend", "state"), "Slots: total, in use, leaving (client gone), foreign (not ours)."
@@ -127,7 +129,8 @@ def table() -> list[tuple[str, tuple[str, ...], str]]:
 
 
 class Metrics:
-    """All metrics of one gateway, in its own registry. `running` are the requests being served."""
+    """All metrics of one gateway, in its own registry. `running` are the requests being served,
+    `accepted` is what engines themselves tell of their drafted tokens, by backend."""
 
     def __init__(
         self,
@@ -136,6 +139,7 @@ class Metrics:
         version: str,
         *,
         running: Callable[[], Iterable[Record]] = tuple,
+        accepted: Callable[[], Mapping[str, float]] = dict,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._registry = registry
@@ -144,7 +148,7 @@ class Metrics:
         self._children: dict[tuple[str, ...], Any] = {}
         self._metrics = {family.name: _metric(family, registry) for family in FED}
         self._child(BUILD_INFO, version).set(1)
-        self._recent = Recent(running, clock)
+        self._recent = Recent(running, accepted, clock)
         self._admitted = Admitted(admission)
 
     def observe(self, record: Record) -> None:
@@ -275,8 +279,14 @@ class Admitted:
 class Recent:
     """What backends did of late: rates and ratios that no counter of Prometheus's gives."""
 
-    def __init__(self, running: Callable[[], Iterable[Record]], clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        running: Callable[[], Iterable[Record]],
+        accepted: Callable[[], Mapping[str, float]],
+        clock: Callable[[], float],
+    ) -> None:
         self._running = running
+        self._accepted = accepted
         self._clock = clock
         self._answers: deque[tuple[str, float, float, int]] = deque(maxlen=WINDOW_ANSWERS_MAX)
         self._ratios: defaultdict[tuple[str, ...], Ratio] = defaultdict(Ratio)
@@ -307,6 +317,9 @@ class Recent:
         for (name, *labels), ratio in self._ratios.items():
             if ratio.value is not None:
                 families[name].add_metric(labels, ratio.value)
+        for backend, share in self._accepted().items():
+            if self._ratio(SPEC_ACCEPT, backend).value is None:  # its answers do not tell
+                families[SPEC_ACCEPT.name].add_metric((backend,), share)
         yield rates
         yield from families.values()
 

@@ -23,6 +23,8 @@ class Slots(BaseModel):
 
     total: int
     source: Source
+    sources: dict[Source, int] = Field(description="what each source says, the one that counts first")
+    reason: str = Field(description="why fewer are used than the source says; empty: all are")
     in_use: int
     leaving: int
     foreign: int = Field(description="requests at the engine that are not the gateway's")
@@ -56,6 +58,10 @@ class BackendView(BaseModel):
     reason: str
     slots: Slots
     context_tokens: int | None = Field(description="of one slot; null: the engine does not say")
+    context_source: Source | None
+    kv_tokens: int | None = Field(description="that all requests may hold together; null: no bound is known")
+    kv_source: Source | None
+    kv_held: int = Field(description="by the requests that run: prompts and usual answers")
     models: list[str] | None = Field(description="null: not known yet")
     rates: Rates
     prefix: Prefix
@@ -108,7 +114,7 @@ class RequestView(BaseModel):
 
 def backend_view(member: Member, backend: Backend, hit_ratio: float | None, now: float) -> BackendView:
     """One backend; `now` is the gateway's monotonic time."""
-    service = backend.service
+    service, capacity = backend.service, member.capacity
     return BackendView(
         name=backend.name,
         url=member.settings.url,
@@ -118,12 +124,18 @@ def backend_view(member: Member, backend: Backend, hit_ratio: float | None, now:
         slots=Slots(
             total=backend.slots,
             source=backend.slots_source,
+            sources=capacity.told.by_source,
+            reason=capacity.reason,
             in_use=backend.in_use,
             leaving=len(backend.leaving),
             foreign=backend.foreign,
             free=backend.free,
         ),
         context_tokens=backend.context_tokens,
+        context_source=capacity.context_tokens.source,
+        kv_tokens=backend.kv_tokens,
+        kv_source=capacity.kv_tokens.source,
+        kv_held=backend.held_tokens,
         models=None if backend.models is None else sorted(backend.models),
         rates=Rates(
             setup_seconds=service.setup_seconds,

@@ -20,6 +20,7 @@ from gateway.engines.base import CHAT
 from gateway.inflight import Inflight, Phase
 from gateway.options import BackendSettings, ServerSettings
 from gateway.request import parse
+from gateway.routes.chat import Chat
 from gateway.settings import Settings
 from policies.types import Call, Priority, Source, State
 
@@ -89,7 +90,7 @@ def served(gateway: Gateway, id: str, phase: Phase) -> tuple[Inflight, asyncio.T
     record = Record(id, CHAT, now)
     record.model, record.agent, record.priority, record.backend = MODEL, "someone", Priority.AGENT, "small"
     record.prompt_tokens_estimated = 40
-    live = Inflight(record, Client(nowhere, id, now), parse(BODY, CHAT), [], 100.0)
+    live = Inflight(record, Client(nowhere, Chat(), id, now), parse(BODY, Chat()), [], 100.0)
 
     async def wait() -> None:
         with gateway.inflights.serve(live):
@@ -199,8 +200,21 @@ async def test_a_backend_has_the_members_of_the_interface(
         "engine": "llamacpp",
         "state": "ready",
         "reason": "",
-        "slots": {"total": 1, "source": "configured", "in_use": 0, "leaving": 0, "foreign": 0, "free": 1},
+        "slots": {
+            "total": 1,
+            "source": "configured",
+            "sources": {"configured": 1},
+            "reason": "",
+            "in_use": 0,
+            "leaving": 0,
+            "foreign": 0,
+            "free": 1,
+        },
         "context_tokens": 8192,
+        "context_source": None,
+        "kv_tokens": None,
+        "kv_source": None,
+        "kv_held": 0,
         "models": ["m"],
         "rates": {
             "setup_seconds": 0.0845,

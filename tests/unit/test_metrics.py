@@ -127,6 +127,14 @@ def test_a_request_is_counted_and_timed() -> None:
     assert value(metrics, "prefix_hit_ratio", backend="spark", source="predicted") == 0.5
 
 
+def test_acceptance_is_that_of_requests_else_the_engines_own() -> None:
+    """An engine's figure is of its whole life: it stands until answers tell of what was drafted for them."""
+    metrics = Metrics(CollectorRegistry(), fleet(), "0.1.0", accepted=lambda: {"spark": 0.75})
+    assert value(metrics, "spec_accept_ratio", backend="spark") == 0.75
+    metrics.observe(record(spec_drafted=10, spec_accepted=4))
+    assert value(metrics, "spec_accept_ratio", backend="spark") == 0.4
+
+
 def test_ttft_is_of_streams_that_gave_a_token() -> None:
     """A client that does not stream sees no first token; the backend's is known all the same (B-103)."""
     metrics = meter()
