@@ -22,7 +22,7 @@ from gateway.admin.routes import admin_app
 from gateway.api import answer_errors, exposition
 from gateway.auth import AdminGuard, Keys
 from gateway.dispatcher import Dispatcher
-from gateway.edge import Receive, Scope, Send
+from gateway.edge import AsgiArrival, Receive, Scope, Send
 from gateway.engines.base import CHAT, COMPLETIONS
 from gateway.fleet import Fleet
 from gateway.handler import Handler
@@ -72,7 +72,7 @@ class Gateway:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] in HOT_PATHS and scope["method"] == "POST":
-            await self.handler(scope, receive, send)
+            await self.handler.serve(AsgiArrival(scope, receive, send))
         else:
             await self.api(scope, receive, send)
 

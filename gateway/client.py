@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from gateway.edge import Send
+from gateway.edge import Arrival
 from gateway.engines.base import CHAT
 from gateway.errors import GatewayError, Headers
 from gateway.sse import event_of
@@ -28,10 +28,20 @@ FAREWELL_SECONDS = 5.0  # for the last words to a client that has stopped readin
 class Client:
     """Who asked, as far as answering goes."""
 
-    __slots__ = ("_heartbeat", "_send", "head_sent", "headers", "last_sent", "request_id", "streaming")
+    __slots__ = (
+        "_arrival",
+        "_heartbeat",
+        "head_sent",
+        "headers",
+        "last_sent",
+        "request_id",
+        "streaming",
+        "task",
+    )
 
-    def __init__(self, send: Send, request_id: str, now: float) -> None:
-        self._send = send
+    def __init__(self, arrival: Arrival, request_id: str, now: float) -> None:
+        self._arrival = arrival
+        self.task = arrival.task  # cancelled to interrupt the request
         self._heartbeat = b""
         self.request_id = request_id
         self.streaming = False  # takes events; an error after the head is one too
@@ -43,8 +53,7 @@ class Client:
         """A whole answer that is not a stream."""
         self.head_sent, self.streaming = True, False
         head = [*headers, *self._own_headers(), (b"content-length", b"%d" % len(body))]
-        await self._send({"type": "http.response.start", "status": status, "headers": head})
-        await self._send({"type": "http.response.body", "body": body, "more_body": False})
+        await self._arrival.send((status, head), body, last=True)
 
     async def stream(self, events: bytes, now: float, *, last: bool = False) -> None:
         """Whole events; the head goes out before the first ones, the end behind the last ones."""
@@ -52,11 +61,9 @@ class Client:
             self.last_sent = now
         if last:
             self.streaming = False
-        if not self.head_sent:
-            self.head_sent = True
-            head = [*EVENT_STREAM, *self._own_headers()]
-            await self._send({"type": "http.response.start", "status": 200, "headers": head})
-        await self._send({"type": "http.response.body", "body": events, "more_body": not last})
+        head = None if self.head_sent else (200, [*EVENT_STREAM, *self._own_headers()])
+        self.head_sent = True
+        await self._arrival.send(head, events, last=last)
 
     async def fail(self, error: GatewayError) -> None:
         """Tell the client: by status while the head has not left, else by one event and the end of
@@ -67,9 +74,7 @@ class Client:
                     await self.answer(error.status, [*JSON, *error.headers()], error.body())
                 elif self.streaming:
                     self.streaming = False
-                    await self._send(
-                        {"type": "http.response.body", "body": b"data: " + error.body() + b"\n\n"}
-                    )
+                    await self._arrival.send(None, b"data: " + error.body() + b"\n\n", last=True)
         except TimeoutError:
             pass  # it reads nothing; returning without the end of the answer closes the connection
 

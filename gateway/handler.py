@@ -15,7 +15,7 @@ from gateway.accounting import Accounts, Record
 from gateway.auth import Key, Keys
 from gateway.client import Client, heartbeat
 from gateway.dispatcher import Dispatcher
-from gateway.edge import Receive, Scope, Send
+from gateway.edge import Arrival
 from gateway.fleet import Fleet
 from gateway.identify import call_of, conversation_of
 from gateway.inflight import Inflight, Inflights
@@ -35,7 +35,7 @@ REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{8,64}")
 
 
 class Handler:
-    """The hot path: plain ASGI, called before any router."""
+    """The hot path, called before any router."""
 
     def __init__(
         self,
@@ -61,23 +61,24 @@ class Handler:
         self._run = secrets.token_hex(4)  # with a number it is unique, short, and cheap
         self._numbers = itertools.count()
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        record = Record(id=f"{self._run}-{next(self._numbers):x}", route=scope["path"], arrived=self._clock())
-        client = Client(send, record.id, record.arrived)
+    async def serve(self, arrival: Arrival) -> None:
+        """Answer this request, whatever becomes of it."""
+        record = Record(id=f"{self._run}-{next(self._numbers):x}", route=arrival.path, arrived=self._clock())
+        client = Client(arrival, record.id, record.arrived)
         try:
-            headers = edge.headers_of(scope)
+            headers = edge.headers_of(arrival.fields)
             theirs = headers.get(b"x-request-id")
             if theirs and REQUEST_ID.fullmatch(theirs):
                 client.request_id = theirs.decode()  # only echoed: two requests may carry the same one
-            key = self._keys.identify(scope["headers"])
-            body = await edge.read_body(scope, receive, headers, self._settings.server.body_bytes_max)
+            key = self._keys.identify(arrival.fields)
+            body = await arrival.body(self._settings.server.body_bytes_max)
             read = self._clock()
             request = parse(body, record.route)
             if not key.allows(request.model):
                 raise errors.Forbidden("This API key may not use this model.")
             live = self._begin(record, client, headers, request)
             with self._inflights.serve(live):
-                edge.watch(scope, receive, lambda: live.interrupt(errors.ClientGone()))
+                arrival.watch(lambda: live.interrupt(errors.ClientGone()))
                 call = self._call(record, headers, request, key)
                 live.call = call
                 record.prepare_seconds = self._clock() - read

@@ -172,24 +172,25 @@ class _Serving:
     """The time in which a request can be interrupted. As in `asyncio.timeout`, the cancellation that
     was an interruption ends here."""
 
-    __slots__ = ("_inflights", "_live")
+    __slots__ = ("_inflights", "_live", "_task")
 
     def __init__(self, inflights: Inflights, live: Inflight) -> None:
         self._inflights = inflights
         self._live = live
+        self._task = live.client.task
 
     def __enter__(self) -> None:
-        self._live.task = asyncio.current_task()
+        self._live.task = self._task
         self._live.phase_since = self._live.record.arrived
         self._inflights.enter(self._live)
 
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
-        live, task = self._live, self._live.task
+        live = self._live
         live.task = None
         self._inflights.leave(live)
-        if live.failure is not None and task is not None:
-            task.uncancel()
+        if live.failure is not None:
+            self._task.uncancel()
             if exc_type is asyncio.CancelledError:
                 raise live.failure from None

@@ -14,14 +14,15 @@ import gc
 import logging
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, Literal
 
 import uvicorn
 
 from gateway import errors
-from gateway.app import Gateway
-from gateway.edge import EdgeProtocol
+from gateway.app import HOT_PATHS, Gateway
+from gateway.server import EdgeProtocol, Serve
 
 log = logging.getLogger("slotgate.lifecycle")
 
@@ -32,13 +33,13 @@ GC_THRESHOLDS = (20_000, 20, 20)  # a request makes some 300 objects, none of wh
 
 
 class Listener(uvicorn.Server):
-    """A uvicorn server that leaves signals to us."""
+    """A uvicorn server that leaves signals to us. `direct`: see `EdgeProtocol`."""
 
-    def __init__(self, app: Any, lifespan: Literal["on", "off"]) -> None:
+    def __init__(self, app: Any, lifespan: Literal["on", "off"], direct: Mapping[bytes, Serve]) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
-                http=EdgeProtocol,
+                http=partial(EdgeProtocol, direct=direct),  # type: ignore[arg-type]
                 ws="none",
                 lifespan=lifespan,
                 log_config=None,
@@ -68,7 +69,8 @@ async def serve(
 ) -> None:
     """Serve both ports until a signal comes and everything has ended. `started` is called once both
     ports answer."""
-    servers = [Listener(gateway, "on"), Listener(gateway.admin, "off")]
+    direct = {path.encode(): gateway.handler.serve for path in HOT_PATHS}
+    servers = [Listener(gateway, "on", direct), Listener(gateway.admin, "off", {})]
     loop = asyncio.get_running_loop()
     stop, hurry = asyncio.Event(), asyncio.Event()
 

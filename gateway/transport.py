@@ -1,4 +1,4 @@
-"""The transport below uvicorn: one packet where ASGI makes two writes, and a close that loses nothing."""
+"""The transport below uvicorn, whose close loses nothing that was written."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from typing import Any
 LINGER_SECONDS = 5.0  # as nginx waits between two reads of such a client
 
 
-class JoiningTransport(asyncio.Transport):
-    """Holds a response's head back until what follows it, at most until the loop turns; and closes so
-    that the client gets what was written. `unread`: the client may still be sending, and a socket closed
-    then resets the connection, which takes the answer from the client."""
+class LingeringTransport(asyncio.Transport):
+    """Closes so that the client gets what was written. `unread`: the client may still be sending, and a
+    socket closed then resets the connection, which takes the answer from the client."""
 
-    __slots__ = ("_head", "_inner", "_lingers", "_loop", "_unread")
+    __slots__ = ("_inner", "_lingers", "_loop", "_unread", "write")
 
     def __init__(
         self, inner: asyncio.Transport, loop: asyncio.AbstractEventLoop, unread: Callable[[], bool]
@@ -22,28 +21,11 @@ class JoiningTransport(asyncio.Transport):
         self._inner = inner
         self._loop = loop
         self._unread = unread
-        self._head = b""
         self._lingers = False
-
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Send this; a head goes out with the next write."""
-        if self._head:
-            head, self._head = self._head, b""
-            self._inner.write(head + data)
-        elif data[:5] == b"HTTP/":
-            self._head = bytes(data)
-            self._loop.call_soon(self._flush)
-        else:
-            self._inner.write(data)
-
-    def _flush(self) -> None:
-        head, self._head = self._head, b""
-        if head and not self._inner.is_closing():  # lost since then: uvloop refuses, asyncio drops
-            self._inner.write(head)
+        self.write = inner.write  # type: ignore[method-assign]
 
     def close(self) -> None:
         """Send what is pending, then close: at once, or when the client has, or after a while."""
-        self._flush()
         if self._lingers or not self._unread() or self._inner.is_closing():
             self._inner.close()
             self._expect_progress(None)
@@ -64,7 +46,6 @@ class JoiningTransport(asyncio.Transport):
 
     def abort(self) -> None:
         """Close at once."""
-        self._head = b""
         self._inner.abort()
 
     def is_closing(self) -> bool:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway import edge, errors
+from gateway import errors
 from gateway.api import answer
 from gateway.auth import AdminGuard
+from gateway.edge import AsgiArrival, headers_of
 
 BODY_BYTES_MAX = 65_536
 
@@ -24,9 +25,9 @@ class Door:
             await self._app(scope, receive, send)
             return
         try:
-            headers = edge.headers_of(scope)
+            headers_of(scope["headers"])
             self._guard.check(scope["headers"])
-            body = await edge.read_body(scope, receive, headers, BODY_BYTES_MAX)
+            body = await AsgiArrival(scope, receive, send).body(BODY_BYTES_MAX)
         except errors.ClientGone:
             return
         except errors.GatewayError as error:

@@ -23,6 +23,7 @@ from gateway.request import parse
 from gateway.routes.chat import Chat
 from gateway.settings import Settings
 from policies.types import Call, Priority, Source, State
+from tests.unit.wire import Wire
 
 TOKEN = "let-me-in"
 LOCAL = "http://127.0.0.1:8401"
@@ -83,14 +84,11 @@ def submit(gateway: Gateway, id: str, **fields: Any) -> None:
 def served(gateway: Gateway, id: str, phase: Phase) -> tuple[Inflight, asyncio.Task[None]]:
     """A request that is being served, and waits for ever."""
 
-    async def nowhere(_: object) -> None:
-        return
-
     now = gateway.dispatcher.clock()
     record = Record(id, CHAT, now)
     record.model, record.agent, record.priority, record.backend = MODEL, "someone", Priority.AGENT, "small"
     record.prompt_tokens_estimated = 40
-    live = Inflight(record, Client(nowhere, Chat(), id, now), parse(BODY, Chat()), [], 100.0)
+    live = Inflight(record, Client(Wire(), Chat(), id, now), parse(BODY, Chat()), [], 100.0)
 
     async def wait() -> None:
         with gateway.inflights.serve(live):

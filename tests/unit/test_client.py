@@ -2,29 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from gateway.answer import as_stream
 from gateway.client import JSON, Client
 from gateway.engines.base import CHAT
 from gateway.errors import BackendFailed
+from tests.unit.wire import Wire
 
 BEAT = b": waiting\n\n"
-
-
-class Wire:
-    """Remembers the ASGI messages."""
-
-    def __init__(self) -> None:
-        self.messages: list[Any] = []
-
-    async def __call__(self, message: Any) -> None:
-        self.messages.append(message)
-
-    @property
-    def body(self) -> bytes:
-        """All of the body."""
-        return b"".join(message.get("body", b"") for message in self.messages)
 
 
 def streaming() -> tuple[Client, Wire]:
@@ -62,7 +46,7 @@ async def test_a_head_that_leaves_with_a_heartbeat_names_no_backend() -> None:
     names = [name for name, _ in wire.messages[0]["headers"]]
     assert b"x-request-id" in names
     assert b"x-slotgate-backend" not in names
-    assert wire.body == BEAT + b"data: 1\n\n"
+    assert wire.sent == BEAT + b"data: 1\n\n"
 
 
 async def test_comments_of_an_engine_do_not_put_off_a_heartbeat() -> None:

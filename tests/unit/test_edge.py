@@ -9,8 +9,8 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
-from gateway import edge, errors
-from gateway.transport import JoiningTransport
+from gateway import edge, errors, server
+from gateway.transport import LingeringTransport
 
 
 def receiver(*messages: dict[str, Any]) -> edge.Receive:
@@ -22,14 +22,23 @@ def receiver(*messages: dict[str, Any]) -> edge.Receive:
     return receive
 
 
+def arrival(receive: edge.Receive, headers: Any = (), **more: Any) -> edge.AsgiArrival:
+    """A request whose answer nobody wants."""
+
+    async def send(message: object) -> None:
+        raise AssertionError("nothing is answered here")
+
+    return edge.AsgiArrival({"path": "/", "headers": list(headers)}, receive, send, **more)
+
+
 def part(body: bytes, more: bool = False) -> dict[str, Any]:
     return {"type": "http.request", "body": body, "more_body": more}
 
 
 async def test_a_body_in_parts_is_whole() -> None:
     """However it is cut, the body is what was sent."""
-    assert await edge.read_body({}, receiver(part(b"ab")), {}, 10) == b"ab"
-    assert await edge.read_body({}, receiver(part(b"a", True), part(b"", True), part(b"b")), {}, 10) == b"ab"
+    assert await arrival(receiver(part(b"ab"))).body(10) == b"ab"
+    assert await arrival(receiver(part(b"a", True), part(b"", True), part(b"b"))).body(10) == b"ab"
 
 
 @pytest.mark.parametrize(
@@ -44,11 +53,11 @@ async def test_a_body_in_parts_is_whole() -> None:
 async def test_a_body_over_the_limit_is_refused(headers: dict[bytes, bytes], messages: Any) -> None:
     """Declared or not, in one piece or many; what is declared is not even read."""
     with pytest.raises(errors.BodyTooLarge):
-        await edge.read_body({}, receiver(*messages), headers, 10)
+        await arrival(receiver(*messages), headers.items()).body(10)
 
 
 async def test_a_body_that_does_not_come_is_not_waited_for() -> None:
-    """Neither for its first byte nor for the next one; a body that is there is read without a clock."""
+    """Neither for its first byte nor for the next one."""
 
     async def never() -> dict[str, Any]:
         return await asyncio.get_running_loop().create_future()  # type: ignore[no-any-return]
@@ -60,12 +69,10 @@ async def test_a_body_that_does_not_come_is_not_waited_for() -> None:
             return messages.pop() if messages else await never()
 
         with pytest.raises(errors.RequestTimeout):
-            await edge.read_body({}, receive, {}, 10, seconds_max=0.01)
-    whole = {"extensions": {edge.WHOLE: lambda: True}}
-    assert await edge.read_body(whole, receiver(part(b"ab")), {}, 10, seconds_max=0.0) == b"ab"
+            await arrival(receive, body_seconds_max=0.01).body(10)
 
 
-class Quick(edge.EdgeProtocol):
+class Quick(server.EdgeProtocol):
     """Has no patience with slow heads."""
 
     head_seconds_max = 0.05
@@ -103,19 +110,16 @@ async def test_a_head_that_does_not_end_is_not_waited_for() -> None:
 async def test_a_client_that_leaves_in_the_middle_is_gone() -> None:
     """A disconnect before the end of the body is no error to answer."""
     with pytest.raises(errors.ClientGone):
-        await edge.read_body({}, receiver(part(b"x", True), {"type": "http.disconnect"}), {}, 10)
+        await arrival(receiver(part(b"x", True), {"type": "http.disconnect"})).body(10)
 
 
 def test_headers_have_limits() -> None:
     """Too many fields or bytes are refused; the parser below has no limit of its own."""
-    assert edge.headers_of({"headers": [(b"a", b"1"), (b"b", b"2")]}) == {b"a": b"1", b"b": b"2"}
+    assert edge.headers_of([(b"a", b"1"), (b"b", b"2")]) == {b"a": b"1", b"b": b"2"}
     with pytest.raises(errors.HeadersTooLarge):
-        edge.headers_of({"headers": [(b"a", b"1")] * 101})
+        edge.headers_of([(b"a", b"1")] * 101)
     with pytest.raises(errors.HeadersTooLarge):
-        edge.headers_of({"headers": [(b"a", b"x" * 65_536)]})
-
-
-HEAD = b"HTTP/1.1 200 OK\r\n\r\n"
+        edge.headers_of([(b"a", b"x" * 65_536)])
 
 
 class Recorder(asyncio.Transport):
@@ -143,47 +147,6 @@ class Recorder(asyncio.Transport):
         return self.closed
 
 
-async def test_a_head_goes_out_with_what_follows() -> None:
-    """Head and first events are one write below; everything later passes as it is written."""
-    below = Recorder()
-    transport = JoiningTransport(below, asyncio.get_running_loop(), lambda: False)
-    transport.write(HEAD)
-    transport.write(b"b")
-    transport.write(b"c")
-    await asyncio.sleep(0)
-    assert below.writes == [HEAD + b"b", b"c"]
-
-
-async def test_a_head_alone_waits_one_turn() -> None:
-    """A head that nothing follows in the same turn of the loop is sent then."""
-    below = Recorder()
-    transport = JoiningTransport(below, asyncio.get_running_loop(), lambda: False)
-    transport.write(HEAD)
-    assert below.writes == []
-    await asyncio.sleep(0)
-    assert below.writes == [HEAD]
-
-
-async def test_nothing_pending_is_lost_by_close() -> None:
-    """What was written before a close goes out first."""
-    below = Recorder()
-    transport = JoiningTransport(below, asyncio.get_running_loop(), lambda: False)
-    transport.write(HEAD)
-    transport.close()
-    assert below.writes == [HEAD]
-    assert below.closed
-
-
-async def test_nothing_is_written_to_a_connection_that_was_lost() -> None:
-    """A client that resets between a write and the turn of the loop costs no exception."""
-    below = Recorder()
-    transport = JoiningTransport(below, asyncio.get_running_loop(), lambda: False)
-    transport.write(HEAD)
-    below.closed = True
-    await asyncio.sleep(0)
-    assert below.writes == []
-
-
 async def test_a_close_waits_for_a_client_that_still_sends() -> None:
     """Our side is half-closed, what comes is read; a second close is final."""
 
@@ -203,7 +166,7 @@ async def test_a_close_waits_for_a_client_that_still_sends() -> None:
             self.closed = True
 
     below = Below()
-    transport = JoiningTransport(below, asyncio.get_running_loop(), lambda: True)
+    transport = LingeringTransport(below, asyncio.get_running_loop(), lambda: True)
     transport.write(b"HTTP/1.1 413 ")
     transport.close()
     assert below.writes == [b"HTTP/1.1 413 "]
@@ -217,7 +180,7 @@ async def test_a_closed_connection_that_takes_nothing_is_given_up() -> None:
     """A client that has stopped reading does not keep its socket for ever; one that reads slowly keeps it
     while it reads."""
     below = Recorder()
-    transport = JoiningTransport(below, asyncio.get_running_loop(), lambda: False)
+    transport = LingeringTransport(below, asyncio.get_running_loop(), lambda: False)
     below.unsent = 2
     transport.close()
     transport._expect_progress(3)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import pytest
 
@@ -13,22 +12,9 @@ from gateway.client import Client, heartbeat
 from gateway.engines.base import CHAT, COMPLETIONS
 from gateway.inflight import Inflight, Inflights, Phase
 from gateway.request import parse
+from tests.unit.wire import Wire
 
 BODY = b'{"model":"m","stream":true,"messages":[{"role":"user","content":"x"}]}'
-
-
-class Wire:
-    """What a client was sent."""
-
-    def __init__(self) -> None:
-        self.messages: list[dict[str, Any]] = []
-
-    async def __call__(self, message: Any) -> None:
-        self.messages.append(message)
-
-    @property
-    def body(self) -> bytes:
-        return b"".join(message.get("body", b"") for message in self.messages)
 
 
 def inflight(wire: Wire, total: float = 100.0) -> Inflight:
@@ -131,10 +117,10 @@ async def test_a_heartbeat_sends_the_head_once() -> None:
         await asyncio.sleep(0)
         await asyncio.sleep(0)
     assert [message["type"] for message in wire.messages].count("http.response.start") == 1
-    assert wire.body == b": waiting\n\n" * 2
+    assert wire.sent == b": waiting\n\n" * 2
     await live.client.fail(errors.NoBackendReady(None))
-    assert wire.body.endswith(b"}}\n\n")
-    assert b"[DONE]" not in wire.body
+    assert wire.sent.endswith(b"}}\n\n")
+    assert b"[DONE]" not in wire.sent
 
 
 def test_heartbeats_by_mode() -> None:

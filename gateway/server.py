@@ -1,0 +1,395 @@
+"""uvicorn's HTTP protocol, held to what clients really send, with a short way for the hot paths.
+
+httptools, which uvicorn uses, has no limit on headers of its own. And ASGI costs a request of the hot
+paths half as much again as all that the gateway does for it: a scope, messages in both directions, two
+writes for a head and its first events, a task that waits for the message that a client left. So such a
+request goes to its handler as a `DirectArrival`; everything else takes the usual way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import httptools
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
+
+from gateway import errors
+from gateway.edge import (
+    BODY_SECONDS_MAX,
+    GONE,
+    HEADER_BYTES_MAX,
+    HEADER_FIELDS_MAX,
+    Arrival,
+    Head,
+    Send,
+    declared_bytes,
+)
+from gateway.errors import Headers
+from gateway.transport import LingeringTransport
+
+HEAD_UNFINISHED_BYTES_MAX = 4 * HEADER_BYTES_MAX  # as much comes in one read
+HEAD_SECONDS_MAX = 10.0
+
+Serve = Callable[[Arrival], Awaitable[None]]
+
+
+class EdgeProtocol(HttpToolsProtocol):
+    """One connection of a client.
+
+    `direct`: who serves POST requests to these paths without ASGI.
+    """
+
+    head_seconds_max = HEAD_SECONDS_MAX
+    body_seconds_max = BODY_SECONDS_MAX
+    transport: LingeringTransport
+    cycle: RequestResponseCycle | DirectArrival  # type: ignore[assignment]
+    gone: Callable[[], None] | None = None  # to be called when the client leaves
+    _in_head = False
+    _head_bytes = 0  # of the reads that have not finished it
+    _late: asyncio.TimerHandle | None = None
+    _refused = False
+    _idle_since: float | None = None
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+        *,
+        direct: Mapping[bytes, Serve] | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._direct = direct or {}
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(LingeringTransport(transport, self.loop, self._unread))
+        self._idle()  # uvicorn bounds the silence between requests only
+
+    def data_received(self, data: bytes) -> None:
+        """Called by the loop."""
+        self._idle_since = None
+        if self.transport.is_closing():  # it lingers: nobody reads this
+            return
+        try:
+            try:
+                self.parser.feed_data(data)
+            except httptools.HttpParserUpgrade as offered:
+                self._decline(data[offered.args[0] :])
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade):  # CONNECT cannot be declined
+            self._refuse(errors.InvalidRequest("The bytes received are not a valid HTTP/1.1 request."))
+        if self._in_head or self._late is not None:
+            self._watch_head(len(data))
+
+    def _decline(self, rest: bytes) -> None:
+        """Serve a request as if it had not offered another protocol, as RFC 9110, 7.8 allows: Java's
+        client offers HTTP/2 with every one. The parser would drop the body; a new one never saw the
+        offer."""
+        fields = [b"%b: %b\r\n" % field for field in self.headers if field[0] != b"upgrade"]
+        head = b"%b %b HTTP/1.1\r\n%b\r\n" % (self.parser.get_method(), self.url, b"".join(fields))
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.feed_data(head + rest)
+
+    def _watch_head(self, read_bytes: int) -> None:
+        """Bound a head that does not end, in bytes and time."""
+        if not self._in_head:
+            if self._late is not None:
+                self._late.cancel()
+            self._late, self._head_bytes = None, 0
+            return
+        self._head_bytes += read_bytes
+        if self._late is None:
+            late = errors.RequestTimeout(self.head_seconds_max)
+            self._late = self.loop.call_later(self.head_seconds_max, self._refuse, late)
+        if self._head_bytes > HEAD_UNFINISHED_BYTES_MAX:
+            self._refuse(errors.HeadersTooLarge(HEADER_FIELDS_MAX, HEADER_BYTES_MAX))
+
+    def _refuse(self, error: errors.GatewayError) -> None:
+        """Answer what did not become a request, then close; into an answer on its way nothing is put."""
+        if self.transport.is_closing():
+            return
+        self._in_head, self._refused = False, True
+        cycle = self.cycle
+        if cycle is not None and not cycle.response_complete:
+            if cycle.response_started:
+                self.transport.abort()
+                return
+            cycle.disconnected = True
+            cycle.message_event.set()
+            if self.gone is not None:
+                self.gone()
+        fields = [(b"content-type", b"application/json"), *error.headers()]
+        if not error.closes:
+            fields.append((b"connection", b"close"))
+        head = b"".join(b"%b: %b\r\n" % field for field in fields)
+        body = error.body()
+        self.transport.write(
+            b"HTTP/1.1 %d \r\n%bcontent-length: %d\r\n\r\n%b" % (error.status, head, len(body), body)
+        )
+        self.transport.close()
+
+    # -- the parser calls these -------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        self.url = b""
+        self.headers = []
+        self.expect_100_continue = False
+        self._in_head = True
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        parser, cycle = self.parser, self.cycle
+        if parser.should_upgrade():
+            return  # see `_decline`
+        free = cycle is None or cycle.response_complete
+        serve = self._direct.get(self.url) if free and not self.expect_100_continue else None
+        if serve is not None and parser.get_method() == b"POST" and parser.get_http_version() == "1.1":
+            arrival = DirectArrival(self, self.url.decode(), self.headers, parser.should_keep_alive())
+            self.cycle = arrival
+            arrival.task = self.loop.create_task(arrival.run(serve))
+            self.tasks.add(arrival.task)
+        else:
+            self._enter_asgi()
+
+    def _enter_asgi(self) -> None:
+        url, headers, expects = self.url, self.headers, self.expect_100_continue
+        super().on_message_begin()
+        self.url, self.headers, self.expect_100_continue = url, headers, expects
+        self.scope["headers"] = headers
+        extensions: dict[str, Any] = {GONE: self.when_gone}
+        self.scope["extensions"] = extensions
+        super().on_headers_complete()
+        if self.pipeline and self.gone is not None:  # paused for the request behind, see `when_gone`
+            self.flow.resume_reading()
+        cycle = self.cycle
+        if self.scope["http_version"] == "1.0" and isinstance(cycle, RequestResponseCycle):
+            cycle.send = unchunked(cycle)  # type: ignore[assignment, method-assign]
+
+    def on_body(self, body: bytes) -> None:
+        if isinstance(self.cycle, DirectArrival):
+            self.cycle.take(body)
+        else:
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        if isinstance(self.cycle, DirectArrival):
+            self.cycle.whole()
+        elif not self.parser.should_upgrade():
+            super().on_message_complete()
+
+    # -- between requests -------------------------------------------------------------------------
+
+    def on_response_complete(self) -> None:
+        """An answer has left whole."""
+        self.gone = None  # not at the next request: that may come, pipelined, while this one runs
+        if self.transport.is_closing():
+            return
+        self.flow.resume_reading()
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
+        else:
+            self._idle()
+
+    def _idle(self) -> None:
+        """Nothing is asked from now on. One timer looks now and then: a timer for each silence would cost
+        more than it is worth."""
+        self._idle_since = self.loop.time()
+        if self.timeout_keep_alive_task is None:
+            self._look_after(self.timeout_keep_alive)
+
+    def _look_after(self, seconds: float) -> None:
+        self.timeout_keep_alive_task = self.loop.call_later(seconds, self.timeout_keep_alive_handler)
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Close a connection on which nothing was asked for too long."""
+        self.timeout_keep_alive_task = None
+        if self.transport.is_closing():
+            return
+        now, since = self.loop.time(), self._idle_since
+        left = self.timeout_keep_alive if since is None else since + self.timeout_keep_alive - now
+        if left > 0:
+            self._look_after(left)
+        else:
+            self.transport.close()
+
+    # -- the client leaves ------------------------------------------------------------------------
+
+    def eof_received(self) -> None:
+        """Called by the loop. Left to itself it would first write what the client does not read."""
+        if self.gone is not None:
+            self.transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._unset_keepalive_if_required()
+        if self._late is not None:
+            self._late.cancel()
+        if self.gone is not None:
+            self.gone()
+
+    def when_gone(self, gone: Callable[[], None]) -> None:
+        """Call this when the client leaves before its answer is complete."""
+        self.gone = gone
+        self.flow.resume_reading()  # uvicorn pauses at 64 KiB of body, and a paused socket shows no end
+
+    def _unread(self) -> bool:
+        """Whether the client may still be sending what nobody will read."""
+        cycle = self.cycle
+        return self._refused or (cycle is not None and cycle.response_complete and cycle.more_body)
+
+
+class DirectArrival:
+    """A request on the short way; see `Arrival`. To its protocol it is what uvicorn calls a cycle."""
+
+    __slots__ = (
+        "_bytes",
+        "_chunked",
+        "_parts",
+        "_protocol",
+        "_waiter",
+        "disconnected",
+        "fields",
+        "keep_alive",
+        "more_body",
+        "path",
+        "response_complete",
+        "response_started",
+        "task",
+    )
+
+    task: asyncio.Task[Any]
+
+    def __init__(self, protocol: EdgeProtocol, path: str, fields: Headers, keep_alive: bool) -> None:
+        self._protocol = protocol
+        self.path = path
+        self.fields = fields
+        self.keep_alive = keep_alive
+        self.disconnected = False
+        self.more_body = True
+        self.response_started = False
+        self.response_complete = False
+        self._chunked = False
+        self._parts: list[bytes] | None = []  # of the body; None: nobody wants it any more
+        self._bytes = 0
+        self._waiter: asyncio.Future[None] | None = None
+
+    async def run(self, serve: Serve) -> None:
+        """Serve it, as the task that can be cancelled."""
+        try:
+            await serve(self)
+        finally:
+            protocol = self._protocol
+            protocol.tasks.discard(self.task)
+            if not (self.response_complete or self.disconnected):
+                protocol.transport.close()
+
+    # -- its protocol calls these -----------------------------------------------------------------
+
+    def take(self, part: bytes) -> None:
+        """A piece of the body has come."""
+        if self._parts is not None:
+            self._parts.append(part)
+            self._bytes += len(part)
+            self.set()
+
+    def whole(self) -> None:
+        """The body is there."""
+        self.more_body = False
+        self.set()
+
+    @property
+    def message_event(self) -> DirectArrival:
+        """What uvicorn sets when something has happened."""
+        return self
+
+    def set(self) -> None:
+        """Something has happened: the one who waits for it looks."""
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    # -- the handler calls these ------------------------------------------------------------------
+
+    async def body(self, bytes_max: int) -> bytes:
+        """See `Arrival`."""
+        if self.more_body:  # a timer would cost more than all the rest
+            seconds = self._protocol.body_seconds_max
+            try:
+                async with asyncio.timeout(seconds):
+                    await self._arrived(max(0, bytes_max))
+            except TimeoutError:
+                self._parts = None
+                raise errors.RequestTimeout(seconds) from None
+        parts, self._parts = self._parts, None
+        if self._bytes > bytes_max:
+            raise errors.BodyTooLarge(bytes_max)
+        assert parts is not None
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    async def _arrived(self, bytes_max: int) -> None:
+        if declared_bytes(self.fields) > bytes_max:
+            self._parts = None
+            raise errors.BodyTooLarge(bytes_max)
+        while self.more_body and self._bytes <= bytes_max:
+            if self.disconnected:
+                raise errors.ClientGone
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+
+    def watch(self, gone: Callable[[], None]) -> None:
+        """See `Arrival`."""
+        self._protocol.gone = gone
+
+    async def send(self, head: Head | None, body: bytes, *, last: bool) -> None:
+        """See `Arrival`. One write, whatever it is made of."""
+        protocol = self._protocol
+        if protocol.flow.write_paused:
+            await protocol.flow.drain()
+        if protocol.transport.is_closing():
+            return
+        start = b"" if head is None else self._start(*head)
+        if self._chunked:
+            piece = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
+            protocol.transport.write(b"%b%b%b" % (start, piece, b"0\r\n\r\n" if last else b""))
+        else:
+            protocol.transport.write(start + body)
+        if last:
+            self.response_complete = True
+            if not self.keep_alive:
+                protocol.transport.close()
+            protocol.on_response_complete()
+
+    def _start(self, status: int, headers: Headers) -> bytes:
+        """The bytes of the head; without a length the body comes in chunks."""
+        self.response_started = True
+        known = dict(headers)
+        self._chunked = b"content-length" not in known
+        lines = [b"%b: %b\r\n" % field for field in headers]
+        if self._chunked:
+            lines.append(b"transfer-encoding: chunked\r\n")
+        if known.get(b"connection") == b"close":
+            self.keep_alive = False
+        elif not self.keep_alive:
+            lines.append(b"connection: close\r\n")
+        return b"%b%b\r\n" % (STATUS_LINE[status], b"".join(lines))
+
+
+def unchunked(cycle: RequestResponseCycle) -> Send:
+    """How to answer HTTP/1.0, which knows no chunks: where the length is not known, the close ends the
+    body. nginx asks so unless it is told otherwise."""
+    send, until_close = cycle.send, False
+
+    async def send_plain(message: Any) -> None:
+        nonlocal until_close
+        if message["type"] == "http.response.start":
+            until_close = not any(name.lower() == b"content-length" for name, _ in message["headers"])
+            if until_close:
+                cycle.chunked_encoding = False
+        elif until_close:  # the length that uvicorn holds us to: never reached before the end
+            cycle.expected_content_length = len(message.get("body", b"")) + message.get("more_body", False)
+        await send(message)
+
+    return send_plain
