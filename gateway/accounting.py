@@ -49,28 +49,45 @@ class Usage:
     spec_drafted: int | None = None
     spec_accepted: int | None = None
 
+    def after(self, earlier: Usage | None) -> Usage:
+        """These counts with those of an earlier event of the same stream: Anthropic's first event counts
+        the prompt, its last the output. Totals only grow, so a smaller count of the prompt is part of it:
+        vLLM repeats `input_tokens` without the cached ones."""
+        if earlier is None or earlier.source is not self.source:
+            return self
+        prompts = [count for count in (self.prompt_tokens, earlier.prompt_tokens) if count is not None]
+        return Usage(
+            self.source,
+            prompt_tokens=max(prompts, default=None),
+            cached_tokens=earlier.cached_tokens if self.cached_tokens is None else self.cached_tokens,
+            completion_tokens=self.completion_tokens,
+            reasoning_tokens=self.reasoning_tokens,
+            spec_drafted=self.spec_drafted,
+            spec_accepted=self.spec_accepted,
+        )
+
 
 def usage_from(chunk: Mapping[str, object]) -> Usage | None:
     """The counts in a chunk or whole answer: OpenAI's `usage`, else llama.cpp's `timings`; where both
     stand, `timings` adds only the drafts. None where neither counts anything."""
-    usage, timings = _table(chunk, "usage"), _table(chunk, "timings")
+    usage, timings = table_of(chunk, "usage"), table_of(chunk, "timings")
     if not usage and not timings:
         return None
-    drafted, accepted = _count(timings, "draft_n"), _count(timings, "draft_n_accepted")
-    prompt, completion = _count(usage, "prompt_tokens"), _count(usage, "completion_tokens")
+    drafted, accepted = count_of(timings, "draft_n"), count_of(timings, "draft_n_accepted")
+    prompt, completion = count_of(usage, "prompt_tokens"), count_of(usage, "completion_tokens")
     if prompt is not None or completion is not None:
         return Usage(
             TokenSource.REPORTED,
             prompt_tokens=prompt,
-            cached_tokens=_count(_table(usage, "prompt_tokens_details"), "cached_tokens"),
+            cached_tokens=count_of(table_of(usage, "prompt_tokens_details"), "cached_tokens"),
             completion_tokens=completion,
-            reasoning_tokens=_count(_table(usage, "completion_tokens_details"), "reasoning_tokens"),
+            reasoning_tokens=count_of(table_of(usage, "completion_tokens_details"), "reasoning_tokens"),
             spec_drafted=drafted,
             spec_accepted=accepted,
         )
-    computed, cached = _count(timings, "prompt_n"), _count(timings, "cache_n")
+    computed, cached = count_of(timings, "prompt_n"), count_of(timings, "cache_n")
     prompt = computed + cached if computed is not None and cached is not None else None
-    completion = _count(timings, "predicted_n")
+    completion = count_of(timings, "predicted_n")
     if prompt is None and completion is None:
         return None
     return Usage(
@@ -83,12 +100,14 @@ def usage_from(chunk: Mapping[str, object]) -> Usage | None:
     )
 
 
-def _table(within: Mapping[str, object], name: str) -> Mapping[str, object]:
+def table_of(within: Mapping[str, object], name: str) -> Mapping[str, object]:
+    """The object by this name; an empty one where there is none."""
     value = within.get(name)
     return value if isinstance(value, Mapping) else {}
 
 
-def _count(within: Mapping[str, object], name: str) -> int | None:
+def count_of(within: Mapping[str, object], name: str) -> int | None:
+    """The count by this name; None where there is none."""
     value = within.get(name)
     return value if type(value) is int and 0 <= value <= TOKENS_MAX else None
 

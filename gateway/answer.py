@@ -9,36 +9,24 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from gateway.accounting import Usage, usage_from
-from gateway.assembly import Assembly
-from gateway.engines.base import CHAT
-from gateway.sse import data_of, event_end, event_of, events
-
-DONE = b"data: [DONE]\n\n"
-# What may change the course of a stream. Text of the model that contains one only costs a parse.
-MARKERS = (
-    b'"usage"',
-    b'"timings"',
-    b'"error"',
-    b'"detail"',
-    b"[DONE]",
-    b'"finish_reason":"',
-    b'"finish_reason": "',
-)
-TOKEN_FIELDS = ("content", "reasoning_content", "reasoning", "tool_calls", "function_call", "refusal", "text")
+from gateway.accounting import Usage
+from gateway.routes.base import Assembly, Route
+from gateway.sse import data_of, event_end, events
 
 
 class StreamedAnswer:
-    """One stream of chat or completion chunks.
+    """One stream of events; what each of them says, its route knows.
 
-    Before the first token nothing is passed on: comments are dropped, chunks without a token held
-    back, so that a retry stays invisible. Behind `[DONE]` or an error everything is dropped; a `[DONE]`
+    Before the first token nothing is passed on: comments are dropped, events without a token held
+    back, so that a retry stays invisible. Behind the end or an error everything is dropped; a `[DONE]`
     there would mark success.
     """
 
     __slots__ = (
         "_assembly",
         "_held",
+        "_markers",
+        "_route",
         "_wants_usage",
         "answer_bytes",
         "done",
@@ -49,13 +37,15 @@ class StreamedAnswer:
         "usage",
     )
 
-    def __init__(self, *, wants_usage: bool, assembly: Assembly | None = None) -> None:
+    def __init__(self, route: Route, *, wants_usage: bool, assembly: Assembly | None = None) -> None:
+        self._route = route
+        self._markers = route.markers
         self._wants_usage = wants_usage
         self._assembly = assembly
         self._held: list[bytes] = []
         self.first_token = False
-        self.finished = False  # a finish_reason was seen
-        self.done = False  # [DONE] was seen
+        self.finished = False  # the reason why it ends was seen
+        self.done = False  # its end was seen
         self.error: dict[str, Any] | None = None  # the engine's error event
         self.usage: Usage | None = None
         self.events = 0  # data events with tokens; behind the first one every unremarkable event counts
@@ -88,10 +78,10 @@ class StreamedAnswer:
     def end(self) -> bytes:
         """The engine's stream is over: what is still missing for the client. llama.cpp and ds4 end
         without `[DONE]` after an error; some engines forget it after a finish_reason."""
-        return DONE if self.finished and not self.done and self.error is None else b""
+        return self._route.ending if self.finished and not self.done and self.error is None else b""
 
     def _behind_first_token(self, block: bytes) -> bytes:
-        plain = _plain_bytes(block)
+        plain = _plain_bytes(block, self._markers)
         if plain:
             self.events += block.count(b"data:", 0, plain)
             self.answer_bytes += plain
@@ -110,26 +100,28 @@ class StreamedAnswer:
         chunk = _object(data) if data is not None else None
         if chunk is None:  # a comment, or a line that is no JSON
             return event if self.first_token else b""
-        if (error := _error(chunk)) is not None:
+        if (error := self._route.failure(chunk)) is not None:
             self.error = error
             return event if self.committed else b""
         return self._chunk(chunk, event)
 
     def _chunk(self, chunk: dict[str, Any], event: bytes) -> bytes:
-        usage = usage_from(chunk)
+        usage = self._route.usage(chunk)
         if usage is not None:
-            self.usage = usage
+            self.usage = usage.after(self.usage)
         if self._assembly is not None:
             self._assembly.add(chunk)
-        choices = [choice for choice in chunk.get("choices") or () if isinstance(choice, dict)]
-        if usage is not None and not choices and not self._wants_usage:
+        seen = self._route.seen(chunk)
+        if usage is not None and seen.usage_only and not self._wants_usage:
             return b""
-        if any(map(_has_token, choices)):
+        if seen.token:
             self.first_token = True
             self.events += 1
             self.answer_bytes += len(event)
-        if any(choice.get("finish_reason") is not None for choice in choices):
+        if seen.finished:
             self.finished = True
+        if seen.done:
+            self.done = True
         if not self.committed:
             self._held.append(event)
             return b""
@@ -142,32 +134,12 @@ class StreamedAnswer:
         return b"".join((*held, event))
 
 
-def as_stream(document: dict[str, Any], route: str, *, wants_usage: bool) -> bytes:
-    """A whole answer as the stream it should have been, for a client that has a stream's head already."""
-    rest = {key: value for key, value in document.items() if key not in ("choices", "usage", "timings")}
-    rest["object"] = "chat.completion.chunk" if route == CHAT else "text_completion"
-    choices = [choice for choice in document["choices"] if isinstance(choice, dict)]
-    stream = event_of(rest | {"choices": [_as_delta(choice) for choice in choices]})
-    if wants_usage and document.get("usage"):
-        stream += event_of(rest | {"choices": [], "usage": document["usage"]})
-    return stream + DONE
-
-
-def _as_delta(choice: dict[str, Any]) -> dict[str, Any]:
-    if not isinstance(choice.get("message"), dict):
-        return choice
-    delta = dict(choice["message"])
-    if calls := delta.get("tool_calls"):  # clients put the pieces of a call together by its index
-        delta["tool_calls"] = [{"index": index} | call for index, call in enumerate(calls)]
-    return {key: value for key, value in choice.items() if key != "message"} | {"delta": delta}
-
-
-def _plain_bytes(block: bytes) -> int:
+def _plain_bytes(block: bytes, markers: tuple[bytes, ...]) -> int:
     """Length of the whole events at the start of the block that need no look."""
     if b"\r" in block:
         return 0
     first = len(block)
-    for marker in MARKERS:
+    for marker in markers:
         at = block.find(marker, 0, first)
         if at >= 0:
             first = at
@@ -183,18 +155,3 @@ def _object(data: bytes) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     return chunk if isinstance(chunk, dict) else None
-
-
-def _error(chunk: dict[str, Any]) -> dict[str, Any] | None:
-    """The error that an event reports under a 200; engines have several shapes for it."""
-    error = chunk.get("error")
-    if error:
-        return error if isinstance(error, dict) else {"message": str(error)}
-    if chunk.get("object") == "error" or ("detail" in chunk and "choices" not in chunk):
-        return chunk
-    return None
-
-
-def _has_token(choice: dict[str, Any]) -> bool:
-    delta = choice.get("delta") or choice
-    return isinstance(delta, dict) and any(delta.get(name) for name in TOKEN_FIELDS)

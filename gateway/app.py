@@ -23,7 +23,6 @@ from gateway.api import answer_errors, exposition
 from gateway.auth import AdminGuard, Keys
 from gateway.dispatcher import Dispatcher
 from gateway.edge import AsgiArrival, Receive, Scope, Send
-from gateway.engines.base import CHAT, COMPLETIONS
 from gateway.fleet import Fleet
 from gateway.handler import Handler
 from gateway.inflight import Inflight, Inflights, Phase
@@ -31,12 +30,11 @@ from gateway.metrics import Metrics
 from gateway.models import listed, model_list
 from gateway.probes import Probes
 from gateway.relay import Relay
+from gateway.routes import ROUTES
 from gateway.settings import Settings
 from policies.admission import Admission
 from policies.prompt_length import PromptLength
 from policies.types import State
-
-HOT_PATHS = frozenset({CHAT, COMPLETIONS})
 
 
 class Gateway:
@@ -71,7 +69,7 @@ class Gateway:
             self.fleet.add(backend)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] in HOT_PATHS and scope["method"] == "POST":
+        if scope["type"] == "http" and scope["path"] in ROUTES and scope["method"] == "POST":
             await self.handler.serve(AsgiArrival(scope, receive, send))
         else:
             await self.api(scope, receive, send)
@@ -167,8 +165,8 @@ def client_api(gateway: Gateway) -> FastAPI:
 
 def misdirected(path: str) -> str:
     """What to say to a request that no route takes; a base URL without /v1 is the usual mistake."""
-    if path in HOT_PATHS:
+    if path in ROUTES:
         return f"{path} is asked by POST."
-    if f"/v1{path}" in {*HOT_PATHS, "/v1/models"}:
+    if f"/v1{path}" in {*ROUTES, "/v1/models"}:
         return f"{errors.NO_PATH} Did you mean /v1{path}? A client's base URL must end in /v1."
     return errors.NO_PATH

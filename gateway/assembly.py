@@ -1,4 +1,4 @@
-"""The whole answer for a client that did not ask for a stream, from the chunks of one.
+"""A whole answer with `choices` for a client that did not ask for a stream, from the chunks of one.
 
 The gateway streams upstream even then, where closing a connection cancels only a stream.
 """
@@ -6,10 +6,8 @@ The gateway streams upstream even then, where closing a connection cancels only 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
-
-from gateway.engines.base import CHAT
 
 # Strings that come whole, and on some engines again with every chunk; all others come in pieces.
 WHOLE = frozenset({"role", "id", "type", "name", "finish_reason", "stop_reason", "matched_stop"})
@@ -17,10 +15,14 @@ REASONING = ("reasoning_content", "reasoning")
 
 
 class Assembly:
-    """Takes the chunks of one answer in order and says what the answer would have been."""
+    """Takes the chunks of one answer in order and says what the answer would have been.
 
-    def __init__(self, route: str) -> None:
-        self._chat = route == CHAT
+    `kind` is its `object`; `whole` makes a choice from an index and what has grown there.
+    """
+
+    def __init__(self, kind: str, whole: Callable[[int, dict[str, Any]], dict[str, Any]]) -> None:
+        self._kind = kind
+        self._whole = whole
         self._fields: dict[str, Any] = {}
         self._choices: dict[int, _Fields] = {}
 
@@ -39,15 +41,14 @@ class Assembly:
 
     def answer(self) -> bytes:
         """The answer as JSON."""
-        whole = _message_choice if self._chat else _text_choice
-        choices = [whole(index, fields.whole()) for index, fields in sorted(self._choices.items())]
-        kind = "chat.completion" if self._chat else "text_completion"
-        answer = self._fields | {"object": kind, "choices": choices}
+        choices = [self._whole(index, fields.whole()) for index, fields in sorted(self._choices.items())]
+        answer = self._fields | {"object": self._kind, "choices": choices}
         # As ASCII: an engine may cut a surrogate pair in two, and its halves only join again as escapes.
         return json.dumps(answer, separators=(",", ":")).encode()
 
 
-def _message_choice(index: int, fields: dict[str, Any]) -> dict[str, Any]:
+def message_choice(index: int, fields: dict[str, Any]) -> dict[str, Any]:
+    """A choice of chat."""
     delta = fields.pop("delta", None)
     message: dict[str, Any] = {"role": None, "content": None} | (delta if isinstance(delta, dict) else {})
     message["role"] = message["role"] or "assistant"
@@ -56,7 +57,8 @@ def _message_choice(index: int, fields: dict[str, Any]) -> dict[str, Any]:
     return {"index": index, "message": message, "logprobs": None, "finish_reason": None} | fields
 
 
-def _text_choice(index: int, fields: dict[str, Any]) -> dict[str, Any]:
+def text_choice(index: int, fields: dict[str, Any]) -> dict[str, Any]:
+    """A choice of completions."""
     return {"index": index, "text": "", "logprobs": None, "finish_reason": None} | fields
 
 

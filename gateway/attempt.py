@@ -9,15 +9,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gateway import errors
-from gateway.accounting import Usage, usage_from
-from gateway.answer import StreamedAnswer, as_stream
-from gateway.assembly import Assembly
+from gateway.accounting import Usage
+from gateway.answer import StreamedAnswer
 from gateway.client import JSON
 from gateway.dispatcher import Dispatcher, Slot
 from gateway.engines.base import Answer, Failed, Overlength, Overload, Passed
 from gateway.fleet import Fleet
 from gateway.inflight import Inflight, Phase
-from gateway.sse import EventSplitter, EventTooLarge, event_of
+from gateway.sse import EventSplitter, EventTooLarge
 from gateway.upstream import AnswerTooLarge, ConnectFailed, ConnectionLost, Exchange, Head
 from policies import filters
 from policies.retry_budget import RetryBudget
@@ -78,7 +77,7 @@ class Attempt:
         self._member = fleet.members[slot.lease.backend]
         self._ends = self._member.ends
         request = live.request
-        self._streams = request.stream or self._member.engine.streams_always
+        self._streams = request.stream or (request.route.generates and self._member.engine.streams_always)
         self._adds_usage = self._streams and not request.include_usage and not self._member.refuses_usage
 
     async def run(self) -> None:
@@ -151,7 +150,8 @@ class Attempt:
     async def _stream(self) -> None:
         """Events to a client that streams."""
         client, exchange = self._live.client, self._exchange
-        answer = StreamedAnswer(wants_usage=self._live.request.include_usage)
+        request = self._live.request
+        answer = StreamedAnswer(request.route, wants_usage=request.include_usage)
         splitter = EventSplitter()
         passed = b""
         try:
@@ -170,8 +170,9 @@ class Attempt:
 
     async def _assemble(self) -> None:
         """One document for a client that does not stream, from an engine that must."""
-        assembly = Assembly(self._record.route)
-        answer = StreamedAnswer(wants_usage=True, assembly=assembly)
+        route = self._live.request.route
+        assembly = route.assembly()
+        answer = StreamedAnswer(route, wants_usage=True, assembly=assembly)
         splitter = EventSplitter()
         try:
             while not answer.over and (data := await read_on(self._exchange, answer)):
@@ -186,22 +187,22 @@ class Attempt:
 
     async def _document(self, head: Head) -> None:
         """A whole JSON answer; also from an engine that ignored `stream`."""
-        live, client = self._live, self._live.client
+        live, client, request = self._live, self._live.client, self._live.request
         self._slot.prefilled(self._slot.lease)
         live.enter(Phase.DECODE, self._clock())
         live.progress_at = float("inf")  # nothing is heard until the whole answer is there
         body = await self._exchange.body(ANSWER_BYTES_MAX)
         document = document_of(body)
-        if not isinstance(document, dict) or not isinstance(document.get("choices"), list):
+        if not isinstance(document, dict) or not request.route.is_answer(document):
             told = isinstance(document, dict) and document.get("error")
             cause = "a 200 with an error inside" if told else "a 200 without an answer inside"
             self._failed("answer", cause)
             raise errors.BackendFailed(cause, started=True)
         self._slot.first_token()
-        self._count(usage_from(document))
+        self._count(request.route.usage(document))
         self._record.answer_bytes = len(body)
         if client.head_sent:
-            events = as_stream(document, self._record.route, wants_usage=live.request.include_usage)
+            events = request.route.as_stream(document, wants_usage=request.include_usage)
             await client.stream(events, self._clock(), last=True)
         else:
             await client.answer(head.status, JSON, body)
@@ -268,7 +269,8 @@ class Attempt:
         said = answer.json()
         if not isinstance(said, dict) or not isinstance(said.get("error"), dict):
             raise errors.InvalidRequest("The backend refused the request.")
-        await client.stream(event_of(said), self._clock(), last=True)
+        event = self._live.request.route.error_event(json.dumps(said, separators=(",", ":")).encode())
+        await client.stream(event, self._clock(), last=True)
 
     def _too_long(self, prompt_tokens: int | None, limit_tokens: int | None) -> None:
         """The estimate was too low; a larger backend may hold the prompt. An engine that does not count

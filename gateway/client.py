@@ -1,20 +1,16 @@
 """The answer to one client: its head, heartbeats while it waits, events, the error form.
 
-Whatever is sent is whole events, so a heartbeat never lands inside one. Hermes counts only `data`
-events as life: with comments it lets the answer finish after 180 s, throws it away and asks again,
-for ever; a chunk with `choices: []` keeps it patient. Clients that did not ask for usage may index
-`choices[0]` of every chunk, so they get comments.
+Whatever is sent is whole events, so a heartbeat never lands inside one. What heartbeats and errors look
+like, the route knows.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
 
 from gateway.edge import Arrival
-from gateway.engines.base import CHAT
 from gateway.errors import GatewayError, Headers
-from gateway.sse import event_of
+from gateway.routes.base import Route
 
 EVENT_STREAM: Headers = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -31,6 +27,7 @@ class Client:
     __slots__ = (
         "_arrival",
         "_heartbeat",
+        "_route",
         "head_sent",
         "headers",
         "last_sent",
@@ -39,9 +36,10 @@ class Client:
         "task",
     )
 
-    def __init__(self, arrival: Arrival, request_id: str, now: float) -> None:
+    def __init__(self, arrival: Arrival, route: Route, request_id: str, now: float) -> None:
         self._arrival = arrival
         self.task = arrival.task  # cancelled to interrupt the request
+        self._route = route
         self._heartbeat = b""
         self.request_id = request_id
         self.streaming = False  # takes events; an error after the head is one too
@@ -70,11 +68,12 @@ class Client:
         the stream, without `[DONE]`, which would mark success."""
         try:
             async with asyncio.timeout(FAREWELL_SECONDS):
+                body = self._route.error_body(error)
                 if not self.head_sent:
-                    await self.answer(error.status, [*JSON, *error.headers()], error.body())
+                    await self.answer(error.status, [*JSON, *error.headers()], body)
                 elif self.streaming:
                     self.streaming = False
-                    await self._arrival.send(None, b"data: " + error.body() + b"\n\n", last=True)
+                    await self._arrival.send(None, self._route.error_event(body), last=True)
         except TimeoutError:
             pass  # it reads nothing; returning without the end of the answer closes the connection
 
@@ -93,19 +92,3 @@ class Client:
 
     def _own_headers(self) -> Headers:
         return [(b"x-request-id", self.request_id.encode()), *self.headers]
-
-
-def heartbeat(mode: str, route: str, model: str, request_id: str, *, include_usage: bool) -> bytes:
-    """The event that says "still there" on this route, after `queue.heartbeat`; b"" for off."""
-    if mode == "off":
-        return b""
-    if mode == "comment" or (mode == "auto" and not include_usage):
-        return b": waiting\n\n"
-    chunk: dict[str, object] = {
-        "id": request_id,
-        "object": "chat.completion.chunk" if route == CHAT else "text_completion",
-        "created": int(time.time()),
-        "model": model,
-        "choices": [],
-    }
-    return event_of(chunk)

@@ -13,7 +13,7 @@ from dataclasses import replace
 from gateway import edge, errors
 from gateway.accounting import Accounts, Record
 from gateway.auth import Key, Keys
-from gateway.client import Client, heartbeat
+from gateway.client import Client
 from gateway.dispatcher import Dispatcher
 from gateway.edge import Arrival
 from gateway.fleet import Fleet
@@ -21,6 +21,7 @@ from gateway.identify import call_of, conversation_of
 from gateway.inflight import Inflight, Inflights
 from gateway.relay import Relay
 from gateway.request import Request, parse
+from gateway.routes import ROUTES
 from gateway.settings import Settings
 from policies import filters
 from policies.prompt_length import PromptLength
@@ -64,7 +65,8 @@ class Handler:
     async def serve(self, arrival: Arrival) -> None:
         """Answer this request, whatever becomes of it."""
         record = Record(id=f"{self._run}-{next(self._numbers):x}", route=arrival.path, arrived=self._clock())
-        client = Client(arrival, record.id, record.arrived)
+        route = ROUTES[record.route]
+        client = Client(arrival, route, record.id, record.arrived)
         try:
             headers = edge.headers_of(arrival.fields)
             theirs = headers.get(b"x-request-id")
@@ -73,7 +75,7 @@ class Handler:
             key = self._keys.identify(arrival.fields)
             body = await arrival.body(self._settings.server.body_bytes_max)
             read = self._clock()
-            request = parse(body, record.route)
+            request = parse(body, route)
             if not key.allows(request.model):
                 raise errors.Forbidden("This API key may not use this model.")
             live = self._begin(record, client, headers, request)
@@ -89,7 +91,7 @@ class Handler:
                         await self._relay.serve(slot, live)
                 except errors.ModelNotFound as unknown:
                     raise unknown.among(key.allows) from None
-            if record.counted and record.prompt_tokens:
+            if record.counted and record.prompt_tokens and route.generates:
                 self._prompt_length.learn(request.model, request.prompt_bytes, record.prompt_tokens)
         except errors.ClientGone as gone:
             record.outcome = record.outcome or gone.outcome
@@ -119,12 +121,8 @@ class Handler:
         client.streaming = request.stream
         if request.stream:
             client.beat_with(
-                heartbeat(
-                    queue.heartbeat,
-                    record.route,
-                    request.model,
-                    record.id,
-                    include_usage=request.include_usage,
+                request.route.heartbeat(
+                    queue.heartbeat, request.model, record.id, include_usage=request.include_usage
                 )
             )
         return Inflight(
@@ -147,7 +145,9 @@ class Handler:
             request,
             key,
             chain=chain,
-            prompt_tokens=self._prompt_length.estimate(request.model, chain[-1].end_bytes),
+            prompt_tokens=self._prompt_length.estimate(
+                request.model, chain[-1].end_bytes if chain else request.prompt_bytes
+            ),
             heartbeats=request.stream and self._settings.queue.heartbeat != "off",
         )
 

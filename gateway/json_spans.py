@@ -46,18 +46,18 @@ def decode(body: bytes) -> str:
     return body.decode("latin-1")
 
 
-def read(text: str) -> tuple[dict[str, Any], dict[str, Span]]:
+def read(text: str, listed: str = "") -> tuple[dict[str, Any], dict[str, Span]]:
     """Values and spans of the one object that this text must be, by key.
 
-    The value of `messages` is a list of `Item`. Raises InvalidJson, and InvalidRequest for JSON that is
-    no object, or that has a key twice: engines differ in which one they obey, and what is accounted
-    must be what runs.
+    An array under the key `listed` becomes a list of `Item`. Raises InvalidJson, and InvalidRequest for
+    JSON that is no object, or that has a key twice: engines differ in which one they obey, and what is
+    accounted must be what runs.
     """
     values: dict[str, Any] = {}
     spans: dict[str, Span] = {}
     end = 0
     try:
-        for key, value, start, end in members(text):
+        for key, value, start, end in members(text, listed=listed):
             if key in values:
                 raise InvalidRequest(f"The key {key[:64]!a} stands twice.", key[:64])
             values[key] = value
@@ -69,8 +69,8 @@ def read(text: str) -> tuple[dict[str, Any], dict[str, Span]]:
     return values, spans
 
 
-def members(text: str, start: int = 0) -> list[Member]:
-    """Each member of the object that starts there, which must have some.
+def members(text: str, start: int = 0, *, listed: str = "") -> list[Member]:
+    """Each member of the object that starts there, which must have some; `listed` as above.
 
     Raises ValueError and RecursionError.
     """
@@ -81,7 +81,7 @@ def members(text: str, start: int = 0) -> list[Member]:
             if "\\" in key or not key.isascii():
                 key = json.loads(_utf8(f'"{key}"'))
             start = match.end()
-            value, end = _items(text, start) if key == "messages" else _scan(text, start)
+            value, end = _items(text, start, key) if key == listed else _scan(text, start)
             found.append((key, value, start, end))
             match = _next_key(text, end)
     except StopIteration:
@@ -114,7 +114,7 @@ _decoder = json.JSONDecoder(parse_constant=_refuse_constant)
 _scan: Callable[[str, int], tuple[Any, int]] = make_scanner(_decoder)  # type: ignore[arg-type]
 
 
-def _items(text: str, start: int) -> tuple[Any, int]:
+def _items(text: str, start: int, key: str) -> tuple[Any, int]:
     """The items of the array that starts there, and where it ends; another value as it is."""
     match = _items_start(text, start)
     if match is None:
@@ -126,7 +126,7 @@ def _items(text: str, start: int) -> tuple[Any, int]:
         value, end = _scan(text, start)
         items.append((value, start, end))
         if len(items) > ITEMS_MAX:
-            raise InvalidRequest(f"`messages` has more than {ITEMS_MAX} messages.", "messages")
+            raise InvalidRequest(f"`{key}` has more than {ITEMS_MAX} items.", key)
         match = _next_item(text, end)
         if match is None:
             raise _Malformed

@@ -21,7 +21,8 @@ from typing import Any, Literal
 import uvicorn
 
 from gateway import errors
-from gateway.app import HOT_PATHS, Gateway
+from gateway.app import Gateway
+from gateway.routes import ROUTES
 from gateway.server import EdgeProtocol, Serve
 
 log = logging.getLogger("slotgate.lifecycle")
@@ -69,7 +70,7 @@ async def serve(
 ) -> None:
     """Serve both ports until a signal comes and everything has ended. `started` is called once both
     ports answer."""
-    direct = {path.encode(): gateway.handler.serve for path in HOT_PATHS}
+    direct = {path.encode(): gateway.handler.serve for path in ROUTES}
     servers = [Listener(gateway, "on", direct), Listener(gateway.admin, "off", {})]
     loop = asyncio.get_running_loop()
     stop, hurry = asyncio.Event(), asyncio.Event()

@@ -9,44 +9,31 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import xxhash
 
-from gateway.engines.base import CHAT, COMPLETIONS
 from gateway.errors import InvalidRequest
 from gateway.json_spans import Span, decode, members, read, string
+from gateway.routes.base import Route
+from gateway.routes.prompt import Part, piece
 from policies.prefix import Link
 
 # A sender must not add a byte order mark (RFC 8259, 8.1), and towards the engine the gateway is the
 # sender: the mark is tolerated from the client and not sent on.
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-BLOCK_BYTES = 1024  # of a bare prompt, which has no messages, per link of the chain
-# What an inline image or sound counts for at most, about 1,000 tokens: a gateway that went by its
-# length took a screenshot of 4 MB for a million tokens and refused it (mnfst/llm-gateway#2290).
-MEDIA_BYTES = 4096
 OUTPUT_TOKENS_MAX = 2**31 - 1  # a larger limit is none, and so is llama.cpp's -1
-LIMIT_KEYS = ("max_completion_tokens", "max_tokens")  # the first one that is not null counts
-
-
-class Part(NamedTuple):
-    """A piece of the prompt: the bytes from start to end, without those from cut to resume."""
-
-    start: int
-    cut: int
-    resume: int
-    end: int
-    size: int  # the bytes it counts for
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
     """A request body and what the gateway must know of it."""
 
+    route: Route
     body: bytes  # without a byte order mark
-    model: str
+    model: str  # "" where the route lets it be left out
     stream: bool
-    include_usage: bool  # the client itself asked for usage
+    include_usage: bool  # the client itself asked for usage, or gets it in any case
     output_tokens_max: int | None
     has_tools: bool
     user: str | None
@@ -61,8 +48,11 @@ class Request:
         return sum(part.size for part in self.parts)
 
     def chain(self) -> tuple[Link, ...]:
-        """The prompt as links: model and tools, then one per message, or per KiB of a bare prompt."""
-        links = []
+        """The prompt as links: model and tools, then one per message, or per KiB of a bare prompt. None
+        for a prompt of which the engine keeps nothing."""
+        links: list[Link] = []
+        if not self.route.generates:
+            return ()
         end_bytes = 0
         digest = xxhash.xxh3_64_intdigest(self.model.encode())
         for start, cut, resume, end, size in self.parts:
@@ -92,7 +82,8 @@ class Request:
         if include_usage:
             edits += self._usage()
         if max_tokens is not None:
-            given = [key for key in LIMIT_KEYS if key in self.spans] or ["max_tokens"]
+            keys = self.route.limit_keys
+            given = [key for key in keys if key in self.spans] or keys[-1:]
             edits += (self._member(key, b"%d" % max_tokens) for key in given if self._is_limit(key))
 
         pieces: list[bytes] = []
@@ -130,7 +121,7 @@ class Request:
         return self.body[start:end]
 
 
-def parse(body: bytes, route: str) -> Request:
+def parse(body: bytes, route: Route) -> Request:
     """Read a request's body.
 
     Only what the gateway itself acts upon is judged, the rest is the engine's business.
@@ -138,28 +129,31 @@ def parse(body: bytes, route: str) -> Request:
     """
     body = body.removeprefix(BYTE_ORDER_MARK)
     text = decode(body)
-    values, spans = read(text)
+    values, spans = read(text, route.listed)
 
     model = string(text, values.get("model"), spans.get("model"))
-    if model is None:
+    if model is None and (route.names_model or values.get("model")):
         raise InvalidRequest("`model` must be a string that names a model.", "model")
-    stream = values.get("stream")
+    stream = values.get("stream") if route.generates else None
     if stream is not None and not isinstance(stream, bool):
         raise InvalidRequest("`stream` must be true or false.", "stream")
     usage, usage_option = _inner(text, values, spans, "stream_options", "include_usage")
-    limit = next((values[key] for key in LIMIT_KEYS if values.get(key) is not None), None)
+    limit: object = 0  # of tokens that are generated
+    if route.generates:
+        limit = next((values[key] for key in route.limit_keys if values.get(key) is not None), None)
     tools = values.get("tools")
     return Request(
+        route=route,
         body=body,
-        model=model,
+        model=model or "",
         stream=stream is True,
-        include_usage=usage is True,
+        include_usage=usage is True or not route.asks_usage,
         output_tokens_max=limit if type(limit) is int and 0 <= limit <= OUTPUT_TOKENS_MAX else None,
         has_tools=isinstance(tools, list) and bool(tools),
         user=string(text, values.get("user"), spans.get("user")),
         session=string(text, values.get("prompt_cache_key"), spans.get("prompt_cache_key"))
         or string(text, *_inner(text, values, spans, "metadata", "session_id")),
-        parts=(_part(*spans.get("tools", (0, 0))), *_prompt(text, values, spans, route)),
+        parts=(piece(spans.get("tools", (0, 0))), *route.prompt(text, values, spans)),
         spans=spans,
         usage_option=usage_option,
     )
@@ -174,55 +168,3 @@ def _inner(
             if name == inner_key:
                 return value, (start, end)
     return None, None
-
-
-def _prompt(text: str, values: dict[str, Any], spans: dict[str, Span], route: str) -> Iterator[Part]:
-    """The pieces of the prompt behind the tools."""
-    if route == CHAT:
-        messages = values.get("messages")
-        if not isinstance(messages, list) or not messages:
-            raise InvalidRequest("`messages` must be an array with at least one message.", "messages")
-        for message, start, end in messages:
-            yield _message(text, message, start, end)
-    elif route == COMPLETIONS:
-        if "prompt" not in values:
-            raise InvalidRequest("`prompt` is missing.", "prompt")
-        prompt_start, prompt_end = spans["prompt"]
-        step = BLOCK_BYTES if isinstance(values["prompt"], str) else len(text)
-        for start in range(prompt_start, prompt_end, step):
-            yield _part(start, min(start + step, prompt_end))
-
-
-def _part(start: int, end: int) -> Part:
-    return Part(start, end, end, end, end - start)
-
-
-def _message(text: str, message: object, start: int, end: int) -> Part:
-    """A message; `name` is left out of tool results, because Hermes forgets it when it resumes."""
-    if not isinstance(message, dict):
-        return _part(start, end)
-    cut = resume = end
-    if "name" in message and message.get("role") == "tool":
-        cut, resume = _name(text, start)
-    size = (cut - start) + (end - resume)
-    content = message.get("content")
-    if isinstance(content, list):
-        size -= _media_excess(content)
-    return Part(start, cut, resume, end, size)
-
-
-def _name(text: str, start: int) -> Span:
-    """From where to where to cut, so that what is left is the message without its `name`."""
-    before = None
-    for key, _value, _start, end in members(text, start):
-        if key == "name":
-            return (text.index('"', start), text.index('"', end)) if before is None else (before, end)
-        before = end
-    raise AssertionError("the message has a name")
-
-
-def _media_excess(content: list[Any]) -> int:
-    """By how many bytes the inline images and sounds of a message exceed what they count for."""
-    media = (value for part in content if isinstance(part, dict) for value in part.values())
-    data = (value for held in media if isinstance(held, dict) for value in held.values())
-    return sum(max(0, len(value) - MEDIA_BYTES) for value in data if isinstance(value, str))

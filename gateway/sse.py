@@ -101,6 +101,11 @@ def event_of(value: object) -> bytes:
     return b"data: " + json.dumps(value, separators=(",", ":")).encode() + b"\n\n"
 
 
+def named_event(name: str, value: object) -> bytes:
+    """The same with a name."""
+    return b"event: " + name.encode() + b"\n" + event_of(value)
+
+
 def data_of(event: bytes) -> bytes | None:
     """The data of an event, its lines joined by LF; None if it has none, as comments have."""
     if event.startswith(b"data: ") and event.find(b"\n") == len(event) - 2 and b"\r" not in event:

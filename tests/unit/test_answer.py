@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.answer import DONE, StreamedAnswer
-from gateway.assembly import Assembly
-from gateway.engines.base import CHAT
+from gateway.answer import StreamedAnswer
+from gateway.routes.chat import Chat
+from gateway.routes.choices import DONE
+
+CHAT = Chat()
 
 
 def event(delta: dict[str, Any] | None = None, finish: str | None = None, **more: Any) -> bytes:
@@ -29,7 +31,7 @@ STREAM = ROLE + HELLO + WORLD + FINISH + USAGE + DONE
 
 
 def answered(*blocks: bytes, wants_usage: bool = False) -> tuple[StreamedAnswer, bytes]:
-    answer = StreamedAnswer(wants_usage=wants_usage)
+    answer = StreamedAnswer(CHAT, wants_usage=wants_usage)
     return answer, b"".join(map(answer.take, blocks))
 
 
@@ -48,7 +50,7 @@ def test_a_client_that_asked_gets_the_usage_chunk() -> None:
 
 def test_nothing_passes_before_the_first_token() -> None:
     """The role chunk is held back until a token comes, comments are dropped."""
-    answer = StreamedAnswer(wants_usage=False)
+    answer = StreamedAnswer(CHAT, wants_usage=False)
     assert answer.take(b": prefill\n\n" + ROLE) == b""
     assert not answer.committed
     assert answer.take(HELLO) == ROLE + HELLO
@@ -133,8 +135,8 @@ def test_cumulative_usage_is_not_added_up() -> None:
 
 def test_an_assembled_answer_reads_every_chunk() -> None:
     """For a client that does not stream, the same chunks become one document."""
-    assembly = Assembly(CHAT)
-    answer = StreamedAnswer(wants_usage=True, assembly=assembly)
+    assembly = CHAT.assembly()
+    answer = StreamedAnswer(CHAT, wants_usage=True, assembly=assembly)
     answer.take(STREAM)
     document = json.loads(assembly.answer())
     assert document["choices"][0]["message"]["content"] == "Hello world"

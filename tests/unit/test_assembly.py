@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from gateway.assembly import Assembly
 from gateway.engines.base import CHAT, COMPLETIONS
+from gateway.routes import ROUTES
 from gateway.sse import data_of, events
 
 STREAMS = Path(__file__).parents[1] / "fixtures/streams"
@@ -17,7 +17,7 @@ STREAMS = Path(__file__).parents[1] / "fixtures/streams"
 
 def assembled(*chunks: dict[str, Any], route: str = CHAT) -> dict[str, Any]:
     """The answer to these chunks."""
-    assembly = Assembly(route)
+    assembly = ROUTES[route].assembly()
     for chunk in chunks:
         assembly.add(chunk)
     answer: dict[str, Any] = json.loads(assembly.answer())

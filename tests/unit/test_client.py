@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from gateway.answer import as_stream
 from gateway.client import JSON, Client
-from gateway.engines.base import CHAT
 from gateway.errors import BackendFailed
+from gateway.routes.chat import Chat
+from gateway.routes.completions import Completions
 from tests.unit.wire import Wire
 
 BEAT = b": waiting\n\n"
@@ -14,7 +14,7 @@ BEAT = b": waiting\n\n"
 def streaming() -> tuple[Client, Wire]:
     """A client that asked for a stream and takes heartbeats."""
     wire = Wire()
-    client = Client(wire, "id-of-request", 0.0)
+    client = Client(wire, Chat(), "id-of-request", 0.0)
     client.streaming = True
     client.beat_with(BEAT)
     client.headers = [(b"x-slotgate-backend", b"one")]
@@ -66,11 +66,11 @@ def test_a_document_as_a_stream_ends_well() -> None:
         "choices": [{"index": 0, "text": "a", "finish_reason": "stop"}, None],
         "usage": {"n": 1},
     }
-    stream = as_stream(document, "/v1/completions", wants_usage=True)
+    stream = Completions().as_stream(document, wants_usage=True)
     assert stream == (
         b'data: {"id":"x","object":"text_completion","choices":'
         b'[{"index":0,"text":"a","finish_reason":"stop"}]}\n\n'
         b'data: {"id":"x","object":"text_completion","choices":[],"usage":{"n":1}}\n\n'
         b"data: [DONE]\n\n"
     )
-    assert b'"usage"' not in as_stream(document, CHAT, wants_usage=False)
+    assert b'"usage"' not in Chat().as_stream(document, wants_usage=False)

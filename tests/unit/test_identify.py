@@ -12,12 +12,13 @@ from gateway.auth import OPEN, Key
 from gateway.engines.base import CHAT
 from gateway.identify import agent_of, call_of, conversation_of, priority_of, start_by
 from gateway.request import Request, parse
+from gateway.routes.chat import Chat
 from policies.types import Priority
 
 
 def request(**more: Any) -> Request:
     body = {"model": "m", "messages": [{"role": "user", "content": "x"}]} | more
-    return parse(json.dumps(body).encode(), CHAT)
+    return parse(json.dumps(body).encode(), Chat())
 
 
 def test_the_agent_is_named_by_header_body_or_key() -> None:

@@ -8,20 +8,22 @@ import pytest
 
 from gateway import errors
 from gateway.accounting import Record
-from gateway.client import Client, heartbeat
-from gateway.engines.base import CHAT, COMPLETIONS
+from gateway.client import Client
+from gateway.engines.base import CHAT
 from gateway.inflight import Inflight, Inflights, Phase
 from gateway.request import parse
+from gateway.routes.chat import Chat
+from gateway.routes.completions import Completions
 from tests.unit.wire import Wire
 
 BODY = b'{"model":"m","stream":true,"messages":[{"role":"user","content":"x"}]}'
 
 
 def inflight(wire: Wire, total: float = 100.0) -> Inflight:
-    client = Client(wire, "r1", 0.0)
+    client = Client(wire, Chat(), "r1", 0.0)
     client.streaming = True
     client.beat_with(b": waiting\n\n")
-    return Inflight(Record("r1", CHAT, 0.0), client, parse(BODY, CHAT), [], total)
+    return Inflight(Record("r1", CHAT, 0.0), client, parse(BODY, Chat()), [], total)
 
 
 def inflights(may_beat: bool = True) -> Inflights:
@@ -125,10 +127,10 @@ async def test_a_heartbeat_sends_the_head_once() -> None:
 
 def test_heartbeats_by_mode() -> None:
     """Clients that asked for usage get an empty chunk, others a comment; off means nothing."""
-    chunk = heartbeat("auto", CHAT, "m", "r1", include_usage=True)
+    chunk = Chat().heartbeat("auto", "m", "r1", include_usage=True)
     assert chunk.startswith(b'data: {"id":"r1","object":"chat.completion.chunk"')
     assert b'"choices":[]' in chunk
-    assert heartbeat("auto", CHAT, "m", "r1", include_usage=False).startswith(b":")
-    assert heartbeat("comment", CHAT, "m", "r1", include_usage=True).startswith(b":")
-    assert b"text_completion" in heartbeat("chunk", COMPLETIONS, "m", "r1", include_usage=False)
-    assert heartbeat("off", CHAT, "m", "r1", include_usage=True) == b""
+    assert Chat().heartbeat("auto", "m", "r1", include_usage=False).startswith(b":")
+    assert Chat().heartbeat("comment", "m", "r1", include_usage=True).startswith(b":")
+    assert b"text_completion" in Completions().heartbeat("chunk", "m", "r1", include_usage=False)
+    assert Chat().heartbeat("off", "m", "r1", include_usage=True) == b""

@@ -12,9 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.engines.base import CHAT, COMPLETIONS
 from gateway.errors import InvalidJson, InvalidRequest
-from gateway.request import MEDIA_BYTES, Request, parse
+from gateway.request import Request, parse
+from gateway.routes.chat import Chat
+from gateway.routes.completions import Completions
+from gateway.routes.prompt import MEDIA_BYTES
+
+CHAT, COMPLETIONS = Chat(), Completions()
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 

@@ -1,0 +1,98 @@
+"""The pieces of a prompt, as they stand in a request's body: one per message, and one for what stands
+before all messages. Each piece becomes a link of the chain by which conversations are recognised."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from gateway.json_spans import Item, Span, members
+
+BLOCK_BYTES = 1024  # of a bare prompt, which has no messages, per link of the chain
+# What an inline image or sound counts for at most, about 1,000 tokens: a gateway that went by its
+# length took a screenshot of 4 MB for a million tokens and refused it (mnfst/llm-gateway#2290).
+MEDIA_BYTES = 4096
+MEDIA_KEYS = ("image_url", "file_data")  # whose value may be the data itself
+
+# Where the engine is to keep a prefix for a while. Claude Code moves this mark to the newest message of
+# each turn: with it in the hash, no turn would continue the one before.
+_CACHE_MARK = r'"cache_control"\s*:\s*(?:\{[^{}]*\}|null)'
+_cache_mark = re.compile(rf",\s*{_CACHE_MARK}|{_CACHE_MARK}\s*,").search
+
+
+class Part(NamedTuple):
+    """A piece of the prompt: the bytes from start to end, without those from cut to resume."""
+
+    start: int
+    cut: int
+    resume: int
+    end: int
+    size: int  # the bytes it counts for
+
+
+def piece(span: Span) -> Part:
+    """All that stands there."""
+    start, end = span
+    return Part(start, end, end, end, end - start)
+
+
+def blocks(start: int, end: int) -> Iterator[Part]:
+    """A long text in pieces of `BLOCK_BYTES`."""
+    for at in range(start, end, BLOCK_BYTES):
+        yield piece((at, min(at + BLOCK_BYTES, end)))
+
+
+def message(text: str, item: Item) -> Part:
+    """A message; `name` is left out of tool results, because Hermes forgets it when it resumes."""
+    value, start, end = item
+    if not isinstance(value, dict):
+        return piece((start, end))
+    cut = resume = end
+    if "name" in value and value.get("role") == "tool":
+        cut, resume = _name(text, start)
+    return _without(value, start, cut, resume, end)
+
+
+def marked_message(text: str, item: Item) -> Part:
+    """A message or block that may carry a mark for the engine's cache, which is left out."""
+    value, start, end = item
+    mark = _cache_mark(text, start, end)
+    cut, resume = mark.span() if mark else (end, end)
+    return _without(value if isinstance(value, dict) else {}, start, cut, resume, end)
+
+
+def _without(value: dict[str, Any], start: int, cut: int, resume: int, end: int) -> Part:
+    size = (cut - start) + (end - resume)
+    content = value.get("content")
+    if isinstance(content, list):
+        size -= _media_excess(content)
+    return Part(start, cut, resume, end, size)
+
+
+def _name(text: str, start: int) -> Span:
+    """From where to where to cut, so that what is left is the message without its `name`."""
+    before = None
+    for key, _value, _start, end in members(text, start):
+        if key == "name":
+            return (text.index('"', start), text.index('"', end)) if before is None else (before, end)
+        before = end
+    raise AssertionError("the message has a name")
+
+
+def _media_excess(content: list[Any]) -> int:
+    """By how many bytes the inline images and sounds of a message exceed what they count for."""
+    excess = 0
+    for part in content:
+        if not isinstance(part, dict):
+            continue
+        for key, value in part.items():
+            if key == "content" and isinstance(value, list):  # a tool's result, as Anthropic's are
+                excess += _media_excess(value)
+            elif isinstance(value, dict) and key != "input":  # what a tool is called with is text
+                excess += sum(
+                    max(0, len(data) - MEDIA_BYTES) for data in value.values() if isinstance(data, str)
+                )
+            elif key in MEDIA_KEYS and isinstance(value, str):
+                excess += max(0, len(value) - MEDIA_BYTES)
+    return excess
