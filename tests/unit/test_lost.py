@@ -1,0 +1,93 @@
+"""Requests that an engine's process took with it without a word: no data, no error, no end."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from gateway import errors
+from gateway.engines.base import Report
+from gateway.inflight import LOST_SECONDS, LOST_STREAM_SECONDS, Inflight, Phase
+from gateway.probes import NoAnswer
+from gateway.watch import READY_SECONDS
+from policies.types import State
+from tests.unit.stage import PLAIN, Stage, over
+from tests.unit.test_inflight import Wire, inflight
+
+ENDED = 10.0  # when the end of the process was noticed
+
+
+def running(phase: Phase, dispatched: float = 1.0, since: float = 2.0) -> Inflight:
+    """A request at a backend, in this phase since then."""
+    live = inflight(Wire())
+    live.record.dispatched, live.record.backend = dispatched, "a"
+    live.enter(phase, since)
+    return live
+
+
+def lost_after(live: Inflight) -> float | None:
+    """Seconds from the end of the process until the request is given up."""
+    for quarter in range(1000):
+        if live.lost(ENDED, ENDED + quarter / 4):
+            return quarter / 4
+    return None
+
+
+async def test_a_stream_is_given_up_soon_after_the_end() -> None:
+    """But not while it flows: a process that closes its port may finish what it has."""
+    assert lost_after(running(Phase.DECODE)) == LOST_STREAM_SECONDS
+    flowing = running(Phase.DECODE)
+    flowing.progress_at = ENDED + 20.0
+    assert lost_after(flowing) == 20.0 + LOST_STREAM_SECONDS
+
+
+async def test_what_is_silent_by_nature_has_more_time() -> None:
+    """A prefill without comments, and an answer that comes whole."""
+    assert lost_after(running(Phase.PREFILL)) == LOST_SECONDS
+    commented = running(Phase.PREFILL)
+    commented.progress_at = ENDED + 20.0
+    assert lost_after(commented) == 20.0 + LOST_SECONDS
+    whole = running(Phase.DECODE)
+    whole.progress_at = float("inf")
+    assert lost_after(whole) == LOST_SECONDS
+
+
+async def test_nothing_else_is_given_up() -> None:
+    """A request in the queue, one that the next process has, and any where no process ended."""
+    assert lost_after(running(Phase.QUEUED)) is None
+    assert lost_after(running(Phase.DECODE, dispatched=ENDED + 1.0, since=ENDED + 2.0)) is None
+    assert not running(Phase.DECODE).lost(float("-inf"), 1e9)
+
+
+@pytest.mark.parametrize("next_process", [False, True])
+def test_the_watch_gives_up_what_is_silent(next_process: bool) -> None:
+    """Within a few probes of the first refused one; also when another process answers at once."""
+
+    @over(PLAIN)
+    async def body(stage: Stage) -> None:
+        clock = asyncio.get_running_loop().time
+        await stage.told(Report(models=("m",), started="1"))
+
+        async def request(backend: str) -> float:
+            live = inflight(Wire())
+            live.record.id = live.record.backend = backend
+            live.record.dispatched = clock()
+            with stage.inflights.serve(live):
+                live.enter(Phase.DECODE, clock())
+                await asyncio.sleep(60)
+            return clock()
+
+        lost, other = (asyncio.create_task(request(name)) for name in ("a", "b"))
+        await asyncio.sleep(1.0)
+        if next_process:
+            assert (await stage.told(Report(models=("m",), started="2"))).state is State.READY
+        else:
+            assert await stage.hears(NoAnswer.REFUSED) is State.DOWN
+        ended = clock()
+        with pytest.raises(errors.BackendFailed):
+            await lost
+        assert clock() - ended <= LOST_STREAM_SECONDS + 2 * READY_SECONDS
+        assert await other >= 60.0
+
+    body()
