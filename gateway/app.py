@@ -27,7 +27,7 @@ from gateway.fleet import Fleet
 from gateway.handler import Handler
 from gateway.inflight import Inflight, Inflights, Phase
 from gateway.metrics import Metrics
-from gateway.models import listed, model_list
+from gateway.models import Models
 from gateway.probes import Probes
 from gateway.relay import Relay
 from gateway.routes import ROUTES
@@ -48,12 +48,21 @@ class Gateway:
         self.dispatcher = Dispatcher(self.admission, clock)
         self.inflights = Inflights(settings.queue.heartbeat_seconds, self._may_beat, clock)
         self.fleet = Fleet(self.dispatcher, self.inflights, Probes(), clock)
+        self.models = Models(settings.models, self.admission)
+        self.dispatcher.state_changed.append(self.models.look)
         self.metrics = Metrics(
-            CollectorRegistry(), self.admission, __version__, running=self.inflights.records, clock=clock
+            CollectorRegistry(),
+            self.admission,
+            __version__,
+            aliases=settings.models,
+            running=self.inflights.records,
+            accepted=self.fleet.accepted,
+            clock=clock,
         )
         self.handler = Handler(
             settings,
             self.keys,
+            self.models,
             self.dispatcher,
             self.fleet,
             Relay(self.fleet, self.dispatcher, self.metrics, clock),
@@ -149,15 +158,11 @@ def client_api(gateway: Gateway) -> FastAPI:
 
     @api.get("/v1/models")
     async def models(request: Request) -> JSONResponse:
-        key = gateway.keys.identify(request.scope["headers"])
-        return JSONResponse(model_list(gateway.admission, key))
+        return JSONResponse(gateway.models.listed(gateway.keys.identify(request.scope["headers"])))
 
     @api.get("/v1/models/{id:path}")
     async def model(request: Request, id: str) -> JSONResponse:
-        key = gateway.keys.identify(request.scope["headers"])
-        if not key.allows(id) or id not in gateway.admission.models():
-            raise errors.ModelNotFound(id, tuple(m for m in gateway.admission.models() if key.allows(m)))
-        return JSONResponse(listed(id, gateway.admission))
+        return JSONResponse(gateway.models.one(id, gateway.keys.identify(request.scope["headers"])))
 
     answer_errors(api, misdirected)
     return api

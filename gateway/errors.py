@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
 from typing import ClassVar
 
 Headers = list[tuple[bytes, bytes]]
@@ -144,10 +143,6 @@ class ModelNotFound(NotFound):
         super().__init__(f"The model {model[:200]!r} is not found: no backend serves it. {exist}")
         self.model = model
         self.models = models
-
-    def among(self, allows: Callable[[str], bool]) -> ModelNotFound:
-        """The same, naming only models that may be known to whoever asked."""
-        return ModelNotFound(self.model, tuple(filter(allows, self.models)))
 
 
 class RequestTimeout(ClientError):

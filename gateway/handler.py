@@ -19,6 +19,7 @@ from gateway.edge import Arrival
 from gateway.fleet import Fleet
 from gateway.identify import call_of, conversation_of
 from gateway.inflight import Inflight, Inflights
+from gateway.models import Models
 from gateway.relay import Relay
 from gateway.request import Request, parse
 from gateway.routes import ROUTES
@@ -42,6 +43,7 @@ class Handler:
         self,
         settings: Settings,
         keys: Keys,
+        models: Models,
         dispatcher: Dispatcher,
         fleet: Fleet,
         relay: Relay,
@@ -52,6 +54,7 @@ class Handler:
     ) -> None:
         self._settings = settings
         self._keys = keys
+        self._models = models
         self._dispatcher = dispatcher
         self._fleet = fleet
         self._relay = relay
@@ -90,7 +93,7 @@ class Handler:
                     async with self._dispatcher.slot(call) as slot:
                         await self._relay.serve(slot, live)
                 except errors.ModelNotFound as unknown:
-                    raise unknown.among(key.allows) from None
+                    raise errors.ModelNotFound(unknown.model, self._models.names(key)) from None
             if record.counted and record.prompt_tokens and route.generates:
                 self._prompt_length.learn(request.model, request.prompt_bytes, record.prompt_tokens)
         except errors.ClientGone as gone:
@@ -149,6 +152,7 @@ class Handler:
                 request.model, chain[-1].end_bytes if chain else request.prompt_bytes
             ),
             heartbeats=request.stream and self._settings.queue.heartbeat != "off",
+            alias=self._models.alias(request.model),
         )
 
     def _uncertain(self, call: Call) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gateway.accounting import Record
 from gateway.auth import Key
+from gateway.options import AliasSettings
 from gateway.request import Request
 from policies.prefix import Link
 from policies.types import Call, Priority
@@ -75,8 +76,10 @@ def call_of(
     chain: tuple[Link, ...],
     prompt_tokens: int,
     heartbeats: bool,
+    alias: AliasSettings | None = None,
 ) -> Call:
-    """The request as scheduling sees it; who asks goes into the record too."""
+    """The request as scheduling sees it; who asks goes into the record too. `alias`: what its model stands
+    for."""
     record.key, record.agent = key.name, agent_of(headers, request, key)
     record.priority = priority_of(headers, request, key, prompt_tokens)
     record.prompt_tokens_estimated = prompt_tokens
@@ -92,4 +95,6 @@ def call_of(
         chain=chain,
         body_bytes=len(request.body),
         start_by=start_by(headers, record.arrived, heartbeats=heartbeats),
+        targets=alias.targets if alias is not None else (),
+        fallbacks=alias.fallbacks if alias is not None else (),
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -129,8 +129,9 @@ def table() -> list[tuple[str, tuple[str, ...], str]]:
 
 
 class Metrics:
-    """All metrics of one gateway, in its own registry. `running` are the requests being served,
-    `accepted` is what engines themselves tell of their drafted tokens, by backend."""
+    """All metrics of one gateway, in its own registry. `aliases` are names of models beside those that are
+    served, `running` the requests being served, `accepted` is what engines themselves tell of their drafted
+    tokens, by backend."""
 
     def __init__(
         self,
@@ -138,13 +139,14 @@ class Metrics:
         admission: Admission,
         version: str,
         *,
+        aliases: Collection[str] = (),
         running: Callable[[], Iterable[Record]] = tuple,
         accepted: Callable[[], Mapping[str, float]] = dict,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._registry = registry
         self._admission = admission
-        self._models: set[str] = set()
+        self._models = set(aliases)
         self._children: dict[tuple[str, ...], Any] = {}
         self._metrics = {family.name: _metric(family, registry) for family in FED}
         self._child(BUILD_INFO, version).set(1)

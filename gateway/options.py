@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import date
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from urllib.parse import urlsplit
 
 from pydantic import (
@@ -78,6 +78,12 @@ def _calendar_date(value: object) -> object:
     return value
 
 
+def _advertised(value: object) -> object:
+    if value not in ("smallest", "largest") and (type(value) is not int or not 1 <= value <= 2**53):
+        raise ValueError("must be 'smallest', 'largest' or a number of tokens")
+    return value
+
+
 Port = Annotated[int, Field(strict=True, ge=0, le=65535)]  # 0: any free one, for tests
 Count = Annotated[int, Field(strict=True, ge=1, le=2**53)]
 CountFromZero = Annotated[int, Field(strict=True, ge=0, le=2**53)]
@@ -85,9 +91,11 @@ Seconds = Annotated[float, Field(strict=True, gt=0, le=366 * 86_400)]  # timers 
 SecondsFromZero = Annotated[float, Field(strict=True, ge=0, le=366 * 86_400)]
 Host = Annotated[str, Field(pattern=r"^[0-9A-Za-z.:_-]+$")]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
+Alias = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]{1,200}$")]
 Secret = Annotated[SecretStr, AfterValidator(_header_safe)]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9A-Fa-f]{64}$"), AfterValidator(str.lower)]
 Texts = tuple[str, ...]
+Advertised = Annotated[Literal["smallest", "largest"] | int, BeforeValidator(_advertised)]
 
 
 class Section(BaseModel):
@@ -218,6 +226,17 @@ class BackendSettings(Section):
     warmup: WarmupSettings = WarmupSettings()
 
 
+class AliasSettings(Section):
+    """A name that clients may ask for in place of a model's."""
+
+    targets: Annotated[Texts, Field(min_length=1)] = Field(description="models that may serve it")
+    fallbacks: Texts = Field(default=(), description="models tried in turn while no target has a backend up")
+    advertise_context: Advertised = Field(
+        default="smallest",
+        description="context that /v1/models tells: of the smallest or largest slot for it, or a number",
+    )
+
+
 class PrefixSettings(Section):
     """Stabilising of prompts."""
 
@@ -262,7 +281,7 @@ class Settings(Section):
     queue: QueueSettings = QueueSettings()
     routing: RoutingSettings = RoutingSettings()
     backends: tuple[BackendSettings, ...] = ()
-    models: Annotated[Table, Later("model aliases")] = Field(default={}, description="aliases of models")
+    models: dict[Alias, AliasSettings] = {}
     prefix: PrefixSettings = PrefixSettings()
     accounting: AccountingSettings = AccountingSettings()
     redis: RedisSettings = RedisSettings()
@@ -284,7 +303,7 @@ class Settings(Section):
 class Option:
     """One option, for people: a row of the README."""
 
-    name: str  # dotted, `[]` after a list
+    name: str  # dotted, `[]` after a list, `*` for a name of the operator's choice
     type: str
     default: str  # as in TOML; "" where there is none
     description: str
@@ -300,7 +319,7 @@ def options() -> list[Option]:
             type=_type(option.annotation),
             default=_default(option),
             description=option.description or "",
-            variable=None if "[]" in name or "." not in name else PREFIX + name.replace(".", "__").upper(),
+            variable=_variable(name),
             later=_later(option) is not None,
         )
         for name, option in _walk(Settings)
@@ -309,12 +328,19 @@ def options() -> list[Option]:
 
 def _walk(section: type[BaseModel], above: str = "") -> Iterator[tuple[str, FieldInfo]]:
     for name, option in section.model_fields.items():
-        listed = get_origin(option.annotation) is tuple
-        inner: Any = get_args(option.annotation)[0] if listed else option.annotation
+        origin = get_origin(option.annotation)
+        many = "[]" if origin is tuple else ".*" if origin is dict else ""
+        inner: Any = get_args(option.annotation)[origin is dict] if many else option.annotation
         if isinstance(inner, type) and issubclass(inner, Section):
-            yield from _walk(inner, f"{above}{name}{'[]' * listed}.")
+            yield from _walk(inner, f"{above}{name}{many}.")
         else:
             yield above + name, option
+
+
+def _variable(name: str) -> str | None:
+    """The environment variable of one option: a list is set whole, an alias stands in the file."""
+    alone = "." in name and "[]" not in name and "*" not in name
+    return PREFIX + name.replace(".", "__").upper() if alone else None
 
 
 def _later(option: FieldInfo) -> Later | None:
@@ -327,6 +353,8 @@ def _type(annotation: Any) -> str:
         return _type(get_args(annotation)[0])
     if get_origin(annotation) is Literal:
         return " | ".join(get_args(annotation))
+    if get_origin(annotation) is Union:
+        return " | ".join(map(_type, get_args(annotation)))
     names = {int: "integer", float: "number", bool: "boolean", str: "text", SecretStr: "secret", date: "date"}
     return {Texts: "list of text", Table: "table"}.get(annotation) or names[annotation]
 

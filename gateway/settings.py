@@ -219,6 +219,14 @@ def _contradictions(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
     for option in ("name", "sha256"):
         for i, first in _repeats(getattr(key, option) for key in settings.keys):
             yield ("keys", i, option), f"is the same as in keys[{first}]"
+    served = {model: i for i, backend in enumerate(backends) for model in backend.models}
+    for alias, choice in settings.models.items():
+        if alias in served:
+            yield ("models", alias), f"is a model of backends[{served[alias]}] too; name the alias otherwise"
+        for option in ("targets", "fallbacks"):
+            for i, model in enumerate(getattr(choice, option)):
+                if model in settings.models:
+                    yield ("models", alias, option, i), "is an alias itself; name the models behind it"
 
 
 def _repeats(values: Iterable[Hashable]) -> Iterator[tuple[int, int]]:
@@ -235,13 +243,13 @@ def _reason(detail: ErrorDetails) -> str:
         case "missing":
             return "is missing"
         case "extra_forbidden":
-            return _unknown(
-                re.sub(r"\[\d+\]", "[]", _dotted(detail["loc"])), (option.name for option in options())
-            )
+            return _unknown(_declared(detail["loc"]), (option.name for option in options()))
         case "model_type" | "dict_type":
             return "must be a table"
         case "tuple_type":
             return "must be a list"
+        case "too_short":
+            return "must not be empty"
     message = detail["msg"].removeprefix("Value error, ")
     return message.replace("Input should", "must").replace("String should match pattern", "must match")
 
@@ -249,6 +257,12 @@ def _reason(detail: ErrorDetails) -> str:
 def _unknown(name: str, known: Iterable[str]) -> str:
     near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.8)
     return f"is no option; did you mean {near[0]}?" if near else "is no option"
+
+
+def _declared(path: KeyPath) -> str:
+    """The name under which the option at this place would be declared."""
+    chosen = path[0] == "models" and len(path) > 1  # its second part is a name of the operator's choice
+    return re.sub(r"\[\d+\]", "[]", ".".join(("models.*", _dotted(path[2:]))) if chosen else _dotted(path))
 
 
 def _dotted(path: KeyPath) -> str:

@@ -16,6 +16,7 @@ Write = Callable[[str], str]
 SHA = "ab" * 32
 BACKEND = '[[backends]]\nurl = "http://10.0.0.1:8080"\n'
 KEY = f'[[keys]]\nname = "a"\nsha256 = "{SHA}"\n'
+ALIAS = '[models.agent]\ntargets = ["m"]\n'
 
 
 @pytest.fixture
@@ -114,7 +115,28 @@ BROKEN = [
     (f"{KEY}expires = 0", "keys[0].expires", 'must be a date as "2027-01-31"'),
     (f'{KEY}expires = "2027-13-01"', "keys[0].expires", "must be a valid date"),
     (f"{KEY}concurrency_max = 8", "keys[0].concurrency_max", "has no limits per key yet; remove it"),
-    ('[models.agent]\ntargets = ["m"]', "models", "has no model aliases yet; remove it"),
+    ("models = 3", "models", "must be a table"),
+    ('models.agent = "m"', "models.agent", "must be a table"),
+    ("[models.agent]", "models.agent.targets", "is missing"),
+    ("[models.agent]\ntargets = []", "models.agent.targets", "must not be empty"),
+    ('[models.agent]\ntargets = "m"', "models.agent.targets", "must be a list"),
+    (
+        f'{ALIAS}fallback = ["n"]',
+        "models.agent.fallback",
+        "is no option; did you mean models.*.fallbacks?",
+    ),
+    *(
+        (
+            f"{ALIAS}advertise_context = {wrong}",
+            "models.agent.advertise_context",
+            "must be 'smallest', 'largest' or a number of tokens",
+        )
+        for wrong in ("0", "true", "1.5", '"small"', "[1]")
+    ),
+    ('[models."a\\nb"]\ntargets = ["m"]', 'models."a\\nb"."[key]"', "must match"),
+    (f'{ALIAS}{BACKEND}models = ["other", "agent"]', "models.agent", "is a model of backends[0] too"),
+    (f'{ALIAS}[models.b]\ntargets = ["m", "agent"]', "models.b.targets[1]", "is an alias itself"),
+    (f'{ALIAS}fallbacks = ["agent"]', "models.agent.fallbacks[0]", "is an alias itself"),
     ('[prefix]\nstabilise = "all"', "prefix.stabilise", "has no prompt stabilising yet; remove it"),
     ("[prefix.agents.a]\nx = 1", "prefix.agents", "has no prompt stabilising yet; remove it"),
     ('[accounting]\njournal = "other.db"', "accounting.journal", "has no journal yet; remove it"),
@@ -310,6 +332,19 @@ def test_urls_are_normalised_and_give_the_name(write: Write, given: str, url: st
     assert (backend.url, backend.name) == (url, name)
 
 
+def test_aliases_keep_their_order_and_defaults(write: Write) -> None:
+    """A name in quotation marks may hold what model ids hold; the context is told as of the smallest slot."""
+    write(
+        '[models."org/agent:latest"]\ntargets = ["b", "a"]\nfallbacks = ["d", "c"]\n'
+        f"advertise_context = 100000\n{ALIAS}"
+    )
+    models = load(None, {}).models
+    assert list(models) == ["org/agent:latest", "agent"]
+    first, second = models.values()
+    assert (first.targets, first.fallbacks, first.advertise_context) == (("b", "a"), ("d", "c"), 100_000)
+    assert (second.targets, second.fallbacks, second.advertise_context) == (("m",), (), "smallest")
+
+
 def test_options_of_later_parts_are_accepted_at_their_default(write: Write) -> None:
     """A file that spells out the defaults of the whole contract is valid."""
     write(
@@ -346,6 +381,9 @@ def test_every_option_has_a_name_type_and_meaning() -> None:
     assert rows["server.admin_token"].type == "secret"
     assert rows["keys[].expires"].type == "date"
     assert rows["queue.heartbeat"].type == "auto | chunk | comment | off"
+    targets = rows["models.*.targets"]
+    assert (targets.type, targets.default, targets.variable) == ("list of text", "", None)
+    assert rows["models.*.advertise_context"].type == "smallest | largest | integer"
     assert rows["redis.url"].later
     assert not port.later
 
