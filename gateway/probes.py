@@ -14,6 +14,7 @@ PROBE_SECONDS = 5.0  # for one path
 PROBE_BYTES_MAX = 8_388_608
 BROKEN_MAX = 4  # answers that break off, before that counts as none
 BROKEN_PAUSE_SECONDS = 0.1
+ACCEPT = ((b"accept", b"application/json, */*;q=0.5"),)  # ds4 writes its figures for people else
 
 
 class NoAnswer(enum.Enum):
@@ -47,7 +48,7 @@ class Probes:
     async def _get(self, engine: Upstream, path: str) -> Answer | NoAnswer:
         for _ in range(BROKEN_MAX):
             try:
-                exchange = await engine.send("GET", path, [(b"accept", b"*/*")], b"")
+                exchange = await engine.send("GET", path, ACCEPT, b"")
                 try:
                     async with asyncio.timeout(self._seconds):
                         head = await exchange.head()
