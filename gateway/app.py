@@ -1,8 +1,8 @@
 """Builds every object and lists every route; the only place that knows all.
 
-clients ... POST /v1/chat/completions, /v1/completions -> Handler, before any router
-            GET /health, /ready, /metrics, /v1/models  -> FastAPI
-operators . /admin/*, /metrics                         -> FastAPI, on its own port
+clients ... POST to one of ROUTES                     -> Handler, before any router
+            GET /health, /ready, /metrics, /v1/models -> FastAPI
+operators . /admin/*, /metrics                        -> FastAPI, on its own port
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from gateway.accounting import Accounts
 from gateway.admin.routes import admin_app
 from gateway.api import answer_errors, exposition
 from gateway.auth import AdminGuard, Keys
+from gateway.counting import Counting
 from gateway.dispatcher import Dispatcher
 from gateway.edge import AsgiArrival, Receive, Scope, Send
 from gateway.fleet import Fleet
@@ -66,6 +67,7 @@ class Gateway:
             self.dispatcher,
             self.fleet,
             Relay(self.fleet, self.dispatcher, self.metrics, clock),
+            Counting(self.fleet, self.admission),
             self.inflights,
             PromptLength(),
             Accounts(self.metrics),

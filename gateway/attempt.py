@@ -16,6 +16,7 @@ from gateway.dispatcher import Dispatcher, Slot
 from gateway.engines.base import Answer, Failed, Overlength, Overload, Passed
 from gateway.fleet import Fleet
 from gateway.inflight import Inflight, Phase
+from gateway.routes.missing import lacks_route
 from gateway.sse import EventSplitter, EventTooLarge
 from gateway.upstream import AnswerTooLarge, ConnectFailed, ConnectionLost, Exchange, Head
 from policies import filters
@@ -233,7 +234,7 @@ class Attempt:
         if answer.error is not None:
             cause = str(answer.error.get("type") or "error event")[:80]
             self._failed("error_event", cause)
-            if not answer.committed:
+            if not (answer.committed and self._live.request.stream):  # of a document, half is none
                 raise errors.BackendFailed(cause, started=True)
             self._record.outcome = errors.BackendFailed.outcome
         elif not (answer.finished or answer.done):
@@ -247,6 +248,9 @@ class Attempt:
         if head.status in (400, 422) and self._adds_usage and names_usage(answer):
             member.refuses_usage = True
             raise NotStarted("include_usage")
+        if lacks_route(answer) and not self._live.request.route.everywhere:
+            self._fleet.lacks(member, self._record.route)
+            raise NotStarted("no_route")
         match member.engine.refusal(answer):
             case Overload(pause_seconds):
                 raise NotStarted("overload", pause_seconds or OVERLOAD_PAUSE_SECONDS)

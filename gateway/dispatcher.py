@@ -149,6 +149,8 @@ def refusal(rejected: Rejected) -> errors.GatewayError:
     match rejected.refusal:
         case Refusal.MODEL_NOT_FOUND:
             return errors.ModelNotFound(call.model, rejected.models)
+        case Refusal.NOT_FOUND:
+            return errors.NotFound(f"No backend of this model serves {call.route}.")
         case Refusal.CONTEXT_LENGTH_EXCEEDED:
             assert rejected.limit_tokens is not None
             return errors.ContextLengthExceeded(

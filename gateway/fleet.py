@@ -13,6 +13,7 @@ from gateway.member import Member
 from gateway.options import BackendSettings
 from gateway.probes import Probes
 from gateway.request import Request
+from gateway.routes import ROUTES
 from gateway.tokenizer import ask_tokenizer
 from gateway.upstream import Exchange
 from gateway.watch import HELD, Watch
@@ -50,7 +51,7 @@ class Fleet:
             kv_tokens=capacity.kv_tokens.value,
             backup=settings.backup,
             models=frozenset(settings.models) or None,
-            routes=engine.routes,
+            routes=engine.routes if member.known else frozenset(ROUTES),  # any may turn out to be served
         )
         self._dispatcher.apply(self._admission.add(backend, self._clock()))
         return member
@@ -106,6 +107,12 @@ class Fleet:
     def suspect(self, member: Member) -> None:
         """Something failed there: look now, not at the next turn."""
         member.wake.set()
+
+    def lacks(self, member: Member, route: str) -> None:
+        """The engine says that it does not have this route, though others of its kind do; its next process
+        may."""
+        routes = self._admission.backends[member.name].routes - {route}
+        self._dispatcher.apply(self._admission.serve_routes(member.name, routes, self._clock()))
 
     async def is_gone(self, member: Member, ends: int) -> bool:
         """Whether the process that had the request is provably down, or another one by now.

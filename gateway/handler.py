@@ -14,6 +14,7 @@ from gateway import edge, errors
 from gateway.accounting import Accounts, Record
 from gateway.auth import Key, Keys
 from gateway.client import Client
+from gateway.counting import Counting
 from gateway.dispatcher import Dispatcher
 from gateway.edge import Arrival
 from gateway.fleet import Fleet
@@ -47,6 +48,7 @@ class Handler:
         dispatcher: Dispatcher,
         fleet: Fleet,
         relay: Relay,
+        counting: Counting,
         inflights: Inflights,
         prompt_length: PromptLength,
         accounts: Accounts,
@@ -58,6 +60,7 @@ class Handler:
         self._dispatcher = dispatcher
         self._fleet = fleet
         self._relay = relay
+        self._counting = counting
         self._inflights = inflights
         self._prompt_length = prompt_length
         self._accounts = accounts
@@ -90,8 +93,11 @@ class Handler:
                 if self._uncertain(call):
                     live.call = call = await self._counted(call, request)
                 try:
-                    async with self._dispatcher.slot(call) as slot:
-                        await self._relay.serve(slot, live)
+                    if route.takes_slot:
+                        async with self._dispatcher.slot(call) as slot:
+                            await self._relay.serve(slot, live)
+                    else:
+                        await self._counting.serve(call, live)
                 except errors.ModelNotFound as unknown:
                     raise errors.ModelNotFound(unknown.model, self._models.names(key)) from None
             if record.counted and record.prompt_tokens and route.generates:

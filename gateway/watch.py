@@ -210,6 +210,8 @@ class Watch:
                 )
             self._admission.restarted(member.name)
             member.refuses_usage = False
+            routes, now = member.engine.routes, self._clock()
+            self._dispatcher.apply(self._admission.serve_routes(member.name, routes, now))
             self.enter(member, State.WARMING, "warming up")
         model = min(backend.models, default="") if backend.models else ""
         for _ in range(member.settings.warmup.requests):

@@ -17,6 +17,7 @@ from policies import filters
 from policies.placement import Place, Placement
 from policies.queue import Queue
 from policies.service_model import ServiceModel
+from policies.tiers import Tiers
 from policies.types import (
     Backend,
     Call,
@@ -189,6 +190,11 @@ class Admission:
         self.backends[name].models = frozenset(models)
         return self._dispatch(now)
 
+    def serve_routes(self, name: str, routes: frozenset[str], now: float) -> list[Decision]:
+        """The engine showed which routes it serves."""
+        self.backends[name].routes = routes
+        return self._dispatch(now)
+
     def observe(self, name: str, foreign: int, now: float) -> list[Decision]:
         """The engine also works on this many requests that are not ours."""
         self.backends[name].foreign = foreign
@@ -226,6 +232,12 @@ class Admission:
     def lease(self, id: str) -> Lease | None:
         """The slot that this call holds."""
         return self._leases.get(id)
+
+    def serving(self, call: Call) -> Tiers | Rejected:
+        """The backends that serve the call, in tiers, whether or not they can now; or why none does."""
+        if self._closed:
+            return Rejected(call, Refusal.SHUTTING_DOWN)
+        return self._placement.fitting(call)
 
     def has_ready(self, call: Call) -> bool:
         """Whether a backend of this call's model is ready, be its slots full."""

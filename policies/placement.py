@@ -65,6 +65,8 @@ class Placement:
         """
         backends = [b for b in self._backends.values() if b.serves(call)]
         dumb = all(b.models is None and b.state is State.DOWN for b in backends)
+        if not backends and any(b.model_for(call) is not None for b in self._backends.values()):
+            return Rejected(call, Refusal.NOT_FOUND)  # the model is there, the route is not
         if not backends or (dumb and self.models()):
             return Rejected(call, Refusal.MODEL_NOT_FOUND, models=self.models())
         return tiers(call, backends) or self._too_long(call, backends)

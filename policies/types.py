@@ -68,6 +68,7 @@ class Refusal(enum.StrEnum):
     """Why a call will not start at all. The values are the error codes that clients read."""
 
     MODEL_NOT_FOUND = "model_not_found"
+    NOT_FOUND = "not_found"
     CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
     QUEUE_FULL = "queue_full"
     WAIT_TOO_LONG = "wait_too_long"

@@ -45,6 +45,7 @@ class Route:
     """One route: as here, its answers are documents and its errors have OpenAI's shape."""
 
     path: str
+    everywhere: bool = False  # whatever serves a model has it
     takes_slot: bool = True  # counting tokens takes none
     generates: bool = False  # the engine writes tokens: it keeps the prompt's prefix, and may stream
     asks_usage: bool = False  # a stream tells its usage only if stream_options.include_usage asks for it

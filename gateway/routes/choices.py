@@ -23,6 +23,7 @@ class Choices(Route):
     """A route of OpenAI's older kind."""
 
     chunk_object: str
+    everywhere = True
     generates = True
     asks_usage = True
     limit_keys = ("max_completion_tokens", "max_tokens")
