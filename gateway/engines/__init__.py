@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gateway.engines.base import Answer, Engine
+from gateway.engines.ds4 import DS4
 from gateway.engines.llamacpp import LlamaCpp
 from gateway.engines.openai import OpenAI
+from gateway.engines.sglang import SGLang
+from gateway.engines.vllm import VLLM
 
 # In the order of detection: the plain one recognises them all.
-ENGINES: dict[str, Engine] = {engine.name: engine for engine in (LlamaCpp(), OpenAI())}
+ENGINES: dict[str, Engine] = {
+    engine.name: engine for engine in (DS4(), LlamaCpp(), VLLM(), SGLang(), OpenAI())
+}
 
 # What a probe asks while it does not know the engine.
 DETECTION_PATHS: tuple[str, ...] = tuple(

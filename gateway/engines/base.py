@@ -21,6 +21,8 @@ COUNT_TOKENS = "/v1/messages/count_tokens"
 EMBEDDINGS = "/v1/embeddings"
 TOKENIZE = "/tokenize"
 
+UPTIME_JITTER_SECONDS = 10.0
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:
@@ -53,6 +55,18 @@ class Report:
     refused: int | None = None  # requests refused or preempted for want of memory since its start; only grows
     spec_accept_ratio: float | None = None  # drafted tokens that were accepted, 0 to 1
     started: str | None = None  # changes when the engine restarts
+    uptime_seconds: int | None = None  # what an engine tells that does not tell `started`
+
+    def is_younger(self, earlier: Report, seconds: float) -> bool:
+        """Whether the engine has restarted since `earlier`, this many seconds before, by its uptime.
+
+        One that went down proves it. One that lags proves it too, but only by more than a probe may take:
+        whole seconds, and answers that wait, are no restart.
+        """
+        if self.uptime_seconds is None or earlier.uptime_seconds is None:
+            return False
+        lost = earlier.uptime_seconds + seconds - self.uptime_seconds
+        return self.uptime_seconds < earlier.uptime_seconds or lost > UPTIME_JITTER_SECONDS
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,17 +4,29 @@ it keeps a non-streaming request of a client that left alive; `/props` and `/met
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
+from types import MappingProxyType
 
-from gateway.engines.base import CHAT, COMPLETIONS, Answer, Count, Report
-from gateway.engines.openai import MODELS, OpenAI, listed, member, names, positive
+from gateway.engines.base import (
+    CHAT,
+    COMPLETIONS,
+    COUNT_TOKENS,
+    EMBEDDINGS,
+    MESSAGES,
+    RESPONSES,
+    TOKENIZE,
+    Answer,
+    Count,
+    Report,
+)
+from gateway.engines.exposition import Exposition
+from gateway.engines.fields import member, positive, share, told
+from gateway.engines.listing import MODELS, listed, names, owned_by
+from gateway.engines.openai import OpenAI
 from policies.service_model import ServiceModel
 
 PROPS = "/props"
 METRICS = "/metrics"
-
-_BUSY = re.compile(rb"^llamacpp:requests_(?:processing|deferred) (\d{1,9})", re.MULTILINE)
 
 
 class LlamaCpp(OpenAI):
@@ -22,6 +34,7 @@ class LlamaCpp(OpenAI):
 
     name = "llamacpp"
     paths = (PROPS, MODELS, METRICS)
+    routes = frozenset({CHAT, COMPLETIONS, RESPONSES, MESSAGES, COUNT_TOKENS, EMBEDDINGS, TOKENIZE})
     # It notices that a non-streaming client left only after a second in which nothing happens in the
     # whole engine: with another slot at work, 25 s later it still generated.
     streams_always = True
@@ -32,13 +45,20 @@ class LlamaCpp(OpenAI):
     # batch of 2,048 tokens ends within 30 s on an engine that reads 70 tokens a second or more.
     cancel_seconds = 30.0
     close_is_stop = False  # it closes at once, and cancels behind the batch at hand
+    sends_done = True
     prefix_kind = "slot"
     block_tokens = 1
     service = ServiceModel(
         setup_seconds=0.0845,
         prefill_tokens_per_second=465.0,
+        prefill_square_seconds=1.28e-8,
         decode_base_seconds=0.0412,
         decode_step_seconds=0.0107,
+        decode_depth_seconds=1.67e-7,
+        starved_tokens_per_second=0.227,
+    )
+    counting = MappingProxyType(
+        {CHAT: f"{CHAT}/input_tokens", RESPONSES: f"{RESPONSES}/input_tokens", MESSAGES: COUNT_TOKENS}
     )
 
     def recognises(self, answers: Mapping[str, Answer]) -> bool:
@@ -46,53 +66,42 @@ class LlamaCpp(OpenAI):
 
         While it loads, every path answers 503 "Loading model"; others could say that, so it is no proof.
         """
-        return positive(member(_props(answers), "total_slots")) is not None or any(
-            model.get("owned_by") == "llamacpp" for model in listed(answers) or ()
-        )
+        return positive(told(answers, PROPS, "total_slots")) is not None or owned_by(answers, "llamacpp")
 
     def read(self, answers: Mapping[str, Answer]) -> Report:
         """Slots, context per slot, models, load and start.
 
         An engine that sleeps (`is_sleeping`) is not loading: the next request wakes it. With unified KV
-        every slot shows the context that all of them share, and nothing tells that it does.
+        every slot shows the context that all of them share, and nothing tells that it does. Requests that
+        arrive while a batch is computed show neither as running nor as waiting.
         """
-        props, models = _props(answers), listed(answers)
-        metrics = answers.get(METRICS)
+        props, models, page = told(answers, PROPS), listed(answers), answers.get(METRICS)
+        metrics = Exposition(page if member(props, "endpoint_metrics") is True else None)
         return Report(
             loading=any(answer.status == 503 for answer in answers.values()),
             slots=positive(member(props, "total_slots")),
-            context_tokens=positive(member(member(props, "default_generation_settings"), "n_ctx")),
+            context_tokens=positive(member(props, "default_generation_settings", "n_ctx")),
             models=None if models is None else names(models),
-            busy=_busy(metrics) if metrics and member(props, "endpoint_metrics") is True else None,
-            started=metrics.headers.get("process-start-time-unix") if metrics else None,
+            busy=metrics.total("llamacpp:requests_processing", "llamacpp:requests_deferred"),
+            running=metrics.total("llamacpp:requests_processing"),
+            waiting=metrics.total("llamacpp:requests_deferred"),
+            spec_accept_ratio=share(
+                metrics.total("llamacpp:spec_decode_num_accepted_tokens_total"),
+                metrics.total("llamacpp:spec_decode_num_draft_tokens_total"),
+            ),
+            started=page.headers.get("process-start-time-unix") if page else None,
         )
 
     def count(self, route: str, body: bytes) -> Count | None:
         """Exact, template included; a prompt that is not one string is not counted."""
-        if route == CHAT:
-            return Count(f"{CHAT}/input_tokens", body)
         if route != COMPLETIONS:
-            return None
+            return super().count(route, body)
         prompt = member(Answer(200, {}, body).json(), "prompt")
         if not isinstance(prompt, str):
             return None
-        return Count("/tokenize", json.dumps({"content": prompt, "add_special": True}).encode())
+        return Count(TOKENIZE, json.dumps({"content": prompt, "add_special": True}).encode())
 
     def counted(self, answer: Answer) -> int | None:
         """`input_tokens`, or the length of the list of tokens."""
-        if answer.status != 200:
-            return None
-        value = answer.json()
-        tokens = member(value, "tokens")
-        return len(tokens) if isinstance(tokens, list) else positive(member(value, "input_tokens"))
-
-
-def _props(answers: Mapping[str, Answer]) -> object:
-    answer = answers.get(PROPS)
-    return answer.json() if answer is not None and answer.status == 200 else None
-
-
-def _busy(metrics: Answer) -> int | None:
-    """Requests in slots and held back. What arrives while a batch is computed shows in neither."""
-    figures = _BUSY.findall(metrics.body) if metrics.status == 200 else []
-    return sum(map(int, figures)) if len(figures) == 2 else None
+        tokens = member(answer.json(), "tokens") if answer.status == 200 else None
+        return len(tokens) if isinstance(tokens, list) else super().counted(answer)
