@@ -201,7 +201,7 @@ class BackendSettings(Section):
     name: Name = Field(
         default_factory=_name_of, description="name in metrics and commands; none: host and port of the URL"
     )
-    engine: Literal["auto", "llamacpp", "openai"] = Field(
+    engine: Literal["auto", "ds4", "llamacpp", "vllm", "sglang", "openai"] = Field(
         default="auto", description="kind of engine; openai: any that speaks OpenAI's protocol"
     )
     slots: Count | None = Field(default=None, description="overrides what the engine reports; unknown: 1")
