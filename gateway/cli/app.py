@@ -13,6 +13,7 @@ from gateway.cli.drain import drain
 from gateway.cli.failure import CommandFailed
 from gateway.cli.resume import resume
 from gateway.cli.serve import serve
+from gateway.cli.simulate import simulate
 from gateway.cli.status import status
 
 # Plain help starts faster than rich's, and is as plain in a pipe. Each command imports what it needs
@@ -20,7 +21,7 @@ from gateway.cli.status import status
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
 )
-for command in (serve, check, status, drain, resume):
+for command in (serve, check, status, drain, resume, simulate):
     app.command()(command)
 
 

@@ -12,6 +12,8 @@ lower bound on T. Weights are moved towards the fullest rows; the best bound fou
 however far from the optimum it is.
 
 `path_seconds`: the longest program, each of its turns alone on the best engine with all of its prefix cached.
+
+Times to the first token are those of an idle fleet with the same endless cache.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from policies.simulation.profile import Profile
+from policies.simulation.spread import Spread, spread
 from policies.simulation.workload import Program, Turn
 
 STEPS = 300
@@ -33,31 +36,44 @@ class Bounds:
 
     fluid_seconds: float
     path_seconds: float
+    makespan_seconds: float  # the larger of both
     hit_ratio: float  # of an endless cache that all engines share
-
-    @property
-    def makespan_seconds(self) -> float:
-        """No run is shorter."""
-        return max(self.fluid_seconds, self.path_seconds)
+    ttft: dict[str, Spread]  # by class
 
 
 def bounds(profiles: Sequence[Profile], programs: Sequence[Program]) -> Bounds:
-    """Of the programs in the foreground: those behind them only take time from them."""
-    asked = [program for program in programs if program.foreground]
-    found = ideal_hits(asked)
-    prompts = sum(turn.prompt_tokens for program in asked for turn in program.turns)
+    """Makespan and hits are those of the foreground: what is asked behind it only takes time from it."""
+    hits = ideal_hits(programs)
+    asked = [hits[program.name] for program in programs if program.foreground]
+    turns = [turn for program in asked for turn in program]
+    paths = [
+        program.starts + alone_seconds(profiles, hits[program.name])
+        for program in programs
+        if program.foreground
+    ]
+    classes = sorted({program.priority for program in programs})
+    firsts = {
+        c.label: spread(
+            first_token_seconds(profiles, turn, cached)
+            for program in programs
+            if program.priority is c
+            for turn, cached in hits[program.name]
+        )
+        for c in classes
+    }
+    fluid, path = fluid_seconds(profiles, turns), max(paths)
     return Bounds(
-        fluid_seconds=fluid_seconds(profiles, [(turn, cached) for turns in found for turn, cached in turns]),
-        path_seconds=max(
-            program.starts + alone_seconds(profiles, turns)
-            for program, turns in zip(asked, found, strict=True)
-        ),
-        hit_ratio=sum(cached for turns in found for _, cached in turns) / prompts,
+        fluid_seconds=fluid,
+        path_seconds=path,
+        makespan_seconds=max(fluid, path),
+        hit_ratio=sum(cached for _, cached in turns) / sum(turn.prompt_tokens for turn, _ in turns),
+        ttft=firsts,
     )
 
 
-def ideal_hits(programs: Sequence[Program]) -> list[list[tuple[Turn, int]]]:
-    """Of each turn the tokens that an endless cache holds, if programs go in the order of their starts."""
+def ideal_hits(programs: Sequence[Program]) -> dict[str, list[tuple[Turn, int]]]:
+    """Of each program's turns the tokens that an endless cache holds, if programs go in the order of their
+    starts."""
     held: set[int] = set()
     hits: dict[str, list[tuple[Turn, int]]] = {}
     for program in sorted(programs, key=lambda program: program.starts):
@@ -66,13 +82,22 @@ def ideal_hits(programs: Sequence[Program]) -> list[list[tuple[Turn, int]]]:
             cached = next((s.end_tokens for s in reversed(turn.prompt) if s.digest in held), 0)
             hits[program.name].append((turn, min(cached, turn.prompt_tokens - 1)))
             held.update(segment.digest for segment in turn.sequence)
-    return [hits[program.name] for program in programs]
+    return hits
 
 
 def alone_seconds(profiles: Sequence[Profile], turns: Sequence[tuple[Turn, int]]) -> float:
     """Seconds of a program that has the fleet for itself, pauses included."""
     return sum(turn.think_seconds for turn, _ in turns) + sum(
         best_seconds(profiles, turn, cached) for turn, cached in turns
+    )
+
+
+def first_token_seconds(profiles: Sequence[Profile], turn: Turn, cached_tokens: int) -> float:
+    """Seconds to the first token on the idle engine that is fastest for it; infinity: none holds it."""
+    fitting = [profile for profile in profiles if profile.fits(turn.prompt_tokens, turn.output_tokens)]
+    return min(
+        (p.latency_seconds + p.prefill_seconds(turn.prompt_tokens, cached_tokens) for p in fitting),
+        default=math.inf,
     )
 
 

@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from policies.simulation.bounds import best_seconds
 from policies.simulation.profile import Profile
+from policies.simulation.spread import Spread, mean_spreads, spread
 from policies.simulation.world import Record, Run
 from policies.types import Priority
-
-
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """Percentiles of seconds."""
-
-    p50: float
-    p90: float
-    p99: float
-    largest: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +27,6 @@ class Figures:
     refused: float
     broken: float
     oversubscribed: float  # requests that had to queue in an engine
-
-    def plain(self) -> dict[str, object]:
-        """As JSON holds it."""
-        return asdict(self)
 
 
 def figures(run: Run, profiles: Sequence[Profile]) -> Figures:
@@ -89,27 +75,17 @@ def jain(values: Sequence[float]) -> float:
     return sum(values) ** 2 / (len(values) * sum(value * value for value in values))
 
 
-def spread(seconds: Iterable[float]) -> Spread:
-    """Percentiles by nearest rank."""
-    rows = sorted(seconds)
-    return Spread(*(rows[max(0, math.ceil(share * len(rows)) - 1)] for share in (0.5, 0.9, 0.99, 1.0)))
-
-
 def mean(some: Sequence[Figures]) -> Figures:
     """Each figure's mean over runs; of the longest wait and of what ought to be zero the worst run counts."""
 
     def average(value: Callable[[Figures], float]) -> float:
         return sum(map(value, some)) / len(some)
 
-    def spreads(value: Callable[[Figures], dict[str, Spread]]) -> dict[str, Spread]:
-        rows = [value(figures) for figures in some]
-        return {label: _mean_spread([row[label] for row in rows if label in row]) for label in rows[0]}
-
     return Figures(
         makespan_seconds=average(lambda figures: figures.makespan_seconds),
         program_seconds=average(lambda figures: figures.program_seconds),
-        ttft=spreads(lambda figures: figures.ttft),
-        wait=spreads(lambda figures: figures.wait),
+        ttft=mean_spreads([figures.ttft for figures in some]),
+        wait=mean_spreads([figures.wait for figures in some]),
         wait_seconds_max=max(figures.wait_seconds_max for figures in some),
         hit_ratio=average(lambda figures: figures.hit_ratio),
         fairness=average(lambda figures: figures.fairness),
@@ -117,13 +93,4 @@ def mean(some: Sequence[Figures]) -> Figures:
         refused=max(figures.refused for figures in some),
         broken=max(figures.broken for figures in some),
         oversubscribed=max(figures.oversubscribed for figures in some),
-    )
-
-
-def _mean_spread(some: Sequence[Spread]) -> Spread:
-    return Spread(
-        p50=sum(spread.p50 for spread in some) / len(some),
-        p90=sum(spread.p90 for spread in some) / len(some),
-        p99=sum(spread.p99 for spread in some) / len(some),
-        largest=sum(spread.largest for spread in some) / len(some),
     )
