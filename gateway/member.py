@@ -34,6 +34,7 @@ class Member:
     refuses_usage: bool = False
     last_error: str = ""
     report: Report = field(default_factory=Report)  # the last one of this process
+    asked_at: float = 0.0  # when that was asked for
     experience: Experience = field(default_factory=Experience)  # with this process
     warming: asyncio.Task[str] | None = None  # a warm-up request that runs
     wake: asyncio.Event = field(default_factory=asyncio.Event)
@@ -80,9 +81,16 @@ class Member:
         self.alive, self.away, self.foreign = False, True, 0
         self.report, self.experience = Report(), Experience()
 
-    def heard(self, report: Report) -> None:
+    def restarted(self, report: Report, asked_at: float) -> bool:
+        """Whether the process that says this, asked then, is another one than before."""
+        if None not in (report.started, self.started):
+            return report.started != self.started
+        seconds = asked_at - self.asked_at
+        return seconds >= 0 and report.is_younger(self.report, seconds)  # else an older answer came late
+
+    def heard(self, report: Report, asked_at: float) -> None:
         """The engine can serve, and says this of itself."""
-        self.alive, self.report = True, report
+        self.alive, self.report, self.asked_at = True, report, asked_at
         self.started = report.started or self.started
 
     async def close(self) -> None:

@@ -23,6 +23,7 @@ from gateway.inflight import Inflights
 from gateway.member import Member
 from gateway.probes import NoAnswer, Probes
 from gateway.warmup import warm_up
+from policies.shadows import SHADOWS
 from policies.types import Backend, Source, State
 
 log = logging.getLogger("slotgate.watch")
@@ -68,9 +69,9 @@ class Watch:
         `ends`: the member's when the request was sent; somebody may have noticed since then.
         """
         if member.ends == ends:
-            answers = await self._ask(member)
+            asked_at, answers = await self._ask(member)
             if member.ends == ends:
-                self._report(member, answers)
+                self._report(member, answers, asked_at)
         return member.ends != ends
 
     def enter(self, member: Member, state: State, why: str = "") -> None:
@@ -83,10 +84,10 @@ class Watch:
         backend = self._admission.backends[member.name]
         grants, own, leaving = backend.last_grant, len(backend.leases), set(backend.leaving)
         ends = member.ends
-        answers = await self._ask(member)
+        asked_at, answers = await self._ask(member)
         if member.ends != ends:  # the answers may be those of the process that has ended since
             return
-        report = self._report(member, answers)
+        report = self._report(member, answers, asked_at)
         if report is None:
             return
         self._resize(member, report)
@@ -104,11 +105,14 @@ class Watch:
         elif backend.state is State.EJECTED:
             self._dispatcher.apply(self._admission.answered(member.name, self._clock()))
 
-    async def _ask(self, member: Member) -> dict[str, Answer] | NoAnswer:
+    async def _ask(self, member: Member) -> tuple[float, dict[str, Answer] | NoAnswer]:
+        """When it was asked, and what it answered."""
         paths = member.engine.paths if member.known else DETECTION_PATHS
-        return await self._probes.ask(member.probed, paths)
+        return self._clock(), await self._probes.ask(member.probed, paths)
 
-    def _report(self, member: Member, answers: dict[str, Answer] | NoAnswer) -> Report | None:
+    def _report(
+        self, member: Member, answers: dict[str, Answer] | NoAnswer, asked_at: float
+    ) -> Report | None:
         """What an engine that can serve says of itself; None, and the state says why, of any other."""
         if isinstance(answers, NoAnswer):
             member.silent += 1
@@ -123,9 +127,9 @@ class Watch:
         if report.loading:
             self._restarted(member, report, "the engine is loading")
             return None
-        if member.started is not None and report.started not in (None, member.started):
+        if member.restarted(report, asked_at):
             self._restarted(member, report, "the engine was restarted")
-        member.heard(report)
+        member.heard(report, asked_at)
         return report
 
     def _recognise(self, member: Member, answers: dict[str, Answer]) -> bool:
@@ -138,7 +142,9 @@ class Watch:
         member.engine, member.known = engine, True
         member.upstream.reuse = engine.reuses_connections
         self._dispatcher.apply(
-            self._admission.recognised(member.name, engine.service, engine.routes, self._clock())
+            self._admission.recognised(
+                member.name, engine.service, SHADOWS[engine.prefix_kind](), engine.routes, self._clock()
+            )
         )
         log.info("%s is %s", member.name, engine.name)
         return True

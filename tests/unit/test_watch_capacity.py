@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack
 
 from gateway.capacity import LOWER_SECONDS, RESTORE_SECONDS
 from gateway.engines.base import Report
+from gateway.probes import NoAnswer
 from policies.types import Source, State
 from tests.unit.fleet import MODEL, a_call
 from tests.unit.stage import PLAIN, Stage, over
@@ -70,6 +71,27 @@ async def test_an_engine_short_of_memory_gets_one_request_less_for_a_while(stage
 
 
 # -- restarts ---------------------------------------------------------------------------------------------
+
+
+@over(PLAIN)
+async def test_a_restart_shows_in_the_uptime(stage: Stage) -> None:
+    """Of an engine that tells no start: it went down, or is far behind the time that has passed; a little
+    behind is one that had to wait."""
+    await stage.told(report(slots=11, uptime_seconds=40))
+    ends = stage.member.ends
+    assert (await stage.told(report(slots=11, uptime_seconds=40))).slots == 11
+    assert stage.member.ends == ends
+    assert (await stage.told(report(slots=2, uptime_seconds=1))).slots == 2
+    assert (stage.member.ends, stage.states[-3:]) == (ends + 1, ["starting", "warming", "ready"])
+    stage.probes.answers = NoAnswer.SILENT
+    async with stage.dispatcher.slot(a_call()):  # so silence proves nothing
+        await asyncio.sleep(70.0)
+    stage.probes.answers = PLAIN
+    assert (await stage.told(report(slots=3, uptime_seconds=30))).slots == 3
+    assert stage.member.ends == ends + 2
+    stage.probes.seconds = 4.0
+    await stage.told(report(slots=3, uptime_seconds=31))
+    assert stage.member.ends == ends + 2
 
 
 @over(PLAIN)
