@@ -17,7 +17,7 @@ from gateway.routes import ROUTES
 from gateway.tokenizer import ask_tokenizer
 from gateway.upstream import Exchange
 from gateway.watch import HELD, Watch
-from policies.prefix import PrefixShadow
+from policies.shadows import SHADOWS
 from policies.types import Backend, Call, State, StateChanged
 
 log = logging.getLogger("slotgate.fleet")
@@ -41,10 +41,12 @@ class Fleet:
         """An engine joins; it is probed from `start` on."""
         member = self.members[settings.name] = Member.of(settings)
         engine, capacity = member.engine, member.capacity
+        shadow = SHADOWS[engine.prefix_kind]()
+        shadow.resize(capacity.slots, capacity.kv_tokens.value)
         backend = Backend(
             settings.name,
             engine.service,
-            PrefixShadow(capacity.slots),
+            shadow,
             slots=capacity.slots,
             slots_source=capacity.source,
             context_tokens=capacity.context_tokens.value,

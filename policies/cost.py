@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from policies.types import Backend, Call
 
-OUTPUT_TOKENS_MEDIAN = 256  # of a class, until its outputs are learnt
-
 
 @dataclass(frozen=True, slots=True)
 class Cost:
@@ -27,8 +25,8 @@ def cost(call: Call, backend: Backend) -> Cost:
     """Prefill of what is not cached there, and decode at the batch that results."""
     cached = cached_tokens(call, backend)
     service, batch = backend.service, len(backend.leases) + backend.foreign + 1
-    limit = call.output_tokens_max
-    output = OUTPUT_TOKENS_MEDIAN if limit is None else min(limit, OUTPUT_TOKENS_MEDIAN)
+    limit, usual = call.output_tokens_max, call.outputs.median
+    output = usual if limit is None else min(limit, usual)
     return Cost(
         cached_tokens=cached,
         prefill_seconds=service.prefill_seconds(call.prompt_tokens, cached),

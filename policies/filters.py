@@ -9,7 +9,6 @@ from collections.abc import Iterable, Sequence
 
 from policies.types import Backend, Call, Limits, Priority, Reason, State
 
-OUTPUT_TOKENS_P90 = 2048  # of a class, until its outputs are learnt
 ESTIMATE_LOW = 0.7  # an estimate from bytes may be this far too high; only engines refuse what lies between
 ESTIMATE_HIGH = 1.4  # or too low
 
@@ -36,8 +35,8 @@ def fitting(call: Call, backends: Sequence[Backend]) -> Sequence[Backend]:
 
 def expected_tokens(call: Call) -> int:
     """What the call will probably hold at its end: its prompt and a usual answer."""
-    limit = call.output_tokens_max
-    return call.prompt_tokens + (OUTPUT_TOKENS_P90 if limit is None else min(limit, OUTPUT_TOKENS_P90))
+    limit, usual = call.output_tokens_max, call.outputs.p90
+    return call.prompt_tokens + (usual if limit is None else min(limit, usual))
 
 
 def uncertain(call: Call, backend: Backend) -> bool:

@@ -24,6 +24,29 @@ SENSIBLE = (1e-6, 1e9)  # seconds or tokens; a sample outside it is a mistake of
 LEAST = 1e-3  # of a prior coefficient: none becomes 0, since rates are their inverses
 
 
+class Average:
+    """A figure of which something is known beforehand; it weighs as much as the first samples together."""
+
+    def __init__(self, prior: float) -> None:
+        self.prior = prior
+        self.samples = 0
+        self._value = prior
+
+    @property
+    def value(self) -> float:
+        """The prior until enough was seen, then the average with it."""
+        return self.prior if self.samples < FIRST_SAMPLES else self._value
+
+    def learn(self, sample: float) -> None:
+        """One sample."""
+        self.samples += 1
+        self._value += (sample - self._value) / FIRST_SAMPLES
+
+    def doubt(self) -> None:
+        """It may have changed: what was learnt becomes the prior."""
+        self.prior, self.samples = self.value, 0
+
+
 class Fit:
     """`y = sum(coefficient * x)`, with positive coefficients and positive y.
 
@@ -35,7 +58,7 @@ class Fit:
         self.samples = 0
         self._least = [LEAST * value for value in prior]
         self._slack = slack
-        self._recent: deque[tuple[Sequence[float], float]] = deque(maxlen=2 * FIRST_SAMPLES)
+        self._recent: deque[tuple[Sequence[float], float]] = deque(maxlen=FIRST_SAMPLES)
         self._surprises = 0  # in a row
         self._spread = self._unknown()
 

@@ -4,14 +4,18 @@ A prompt is a chain of links: tools and system prompt first, then one link per m
 covers everything before it, so two prompts share exactly the links they have in common. The first
 N bytes would not do: whole sessions of one agent platform begin with the same 46 KB, and a router
 that hashed them sent every session to one GPU while the other stood idle for 14 hours
-(NousResearch/hermes-agent#14612).
+(NousResearch/hermes-agent#14612). So nothing here assigns a conversation to a backend: what is cached
+counts as seconds saved, and where nothing but a shared head is, load decides.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import OrderedDict
+from collections.abc import Container
 from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+SIMILAR = 0.1  # share of a prompt that llama.cpp wants in common with a slot before it prefers that slot
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,50 +26,156 @@ class Link:
     end_bytes: int
 
 
+Chain = tuple[Link, ...]
+
+
+class Booking(NamedTuple):
+    """What was believed to be cached when a prompt was sent."""
+
+    matched_bytes: int  # of the prompt, from its start
+    used: int  # when that had last been used, as a serial number of bookings
+
+
+NOTHING = Booking(0, 0)
+
+
+class Shadow(Protocol):
+    """One backend's cache as the gateway pictures it."""
+
+    def __len__(self) -> int: ...
+
+    def matched_bytes(self, chain: Chain) -> int:
+        """Bytes of the prompt, from its start, that are probably cached."""
+        ...
+
+    def book(self, chain: Chain, prompt_tokens: int) -> Booking:
+        """Record that the backend starts on this prompt. Booked at dispatch, not at completion:
+        followers that arrive during a prefill must already count on it."""
+        ...
+
+    def ended(self, chain: Chain) -> None:
+        """A request with this prompt has left its slot; its tokens stay."""
+        ...
+
+    def missed(self, booking: Booking) -> None:
+        """What was believed turned out not to be cached; so nothing is that was used even longer ago."""
+        ...
+
+    def resize(self, slots: int, kv_tokens: int | None) -> None:
+        """How much the engine holds."""
+        ...
+
+    def clear(self) -> None:
+        """The engine restarted: nothing is cached."""
+        ...
+
+
+def held(chain: Chain, digests: Container[int]) -> int:
+    """How many links of the chain are held. Whoever holds a link holds all before it, so the last one
+    is found by bisection."""
+    return bisect_left(chain, True, key=lambda link: link.digest not in digests)
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """What one slot has worked on."""
+
+    chain: Chain
+    used: int
+    running: int = 1  # requests that are at it
+
+
 class PrefixShadow:
     """The sequences that one backend last worked on, one per slot.
 
     A sequence that continues another takes its place, as it does in a slot; beyond `sequences_max`
-    the one used longest ago is forgotten.
+    the idle one used longest ago is forgotten. `copies`: the engine copies what a new prompt shares with
+    another slot, be that one at work (ds4's banks). Without it (llama.cpp) only an idle slot's sequence
+    can be used again, and whoever shares a good part of it takes the slot over.
     """
 
-    def __init__(self, sequences_max: int = 1) -> None:
+    def __init__(self, sequences_max: int = 1, *, copies: bool = True) -> None:
         self.sequences_max = sequences_max
-        self._sequences: OrderedDict[int, tuple[Link, ...]] = OrderedDict()  # by last digest, oldest first
-        self._holders: dict[int, int] = {}  # digest -> sequences that contain it
+        self._copies = copies
+        self._sequences: dict[int, Sequence] = {}  # by last digest, the one used longest ago first
+        self._holders: dict[int, list[Sequence]] = {}  # digest -> usable sequences that contain it
+        self._bookings = 0
 
     def __len__(self) -> int:
         return len(self._sequences)
 
-    def matched_bytes(self, chain: tuple[Link, ...]) -> int:
+    def matched_bytes(self, chain: Chain) -> int:
         """Bytes of the prompt, from its start, that are probably cached."""
-        # Whoever holds a link holds all before it, so the last one held is found by bisection.
-        held = bisect_left(chain, True, key=lambda link: link.digest not in self._holders)
-        return chain[held - 1].end_bytes if held else 0
+        links = held(chain, self._holders)
+        return chain[links - 1].end_bytes if links else 0
 
-    def book(self, chain: tuple[Link, ...]) -> None:
-        """Record that the backend starts on this prompt. Booked at dispatch, not at completion:
-        followers that arrive during a prefill must already count on it."""
+    def book(self, chain: Chain, prompt_tokens: int = 0) -> Booking:
+        """The backend starts on this prompt."""
         if not chain:
-            return
-        for link in reversed(chain):
-            if link.digest in self._sequences:  # an earlier sequence is continued, in its own slot
-                self._forget(link.digest)
-                break
-        self._sequences[chain[-1].digest] = chain
-        for link in chain:
-            self._holders[link.digest] = self._holders.get(link.digest, 0) + 1
+            return NOTHING
+        self._bookings += 1
+        booking = NOTHING
+        if links := held(chain, self._holders):
+            last = chain[links - 1]
+            basis = max(self._holders[last.digest], key=lambda sequence: sequence.used)
+            booking = Booking(last.end_bytes, basis.used)
+            if not self._copies and not basis.running and last.end_bytes > SIMILAR * chain[-1].end_bytes:
+                self._forget(basis)
+        self._continue(chain)
         while len(self._sequences) > self.sequences_max:
-            self._forget(next(iter(self._sequences)))
+            idle = (sequence for sequence in self._sequences.values() if not sequence.running)
+            self._forget(next(idle, None) or next(iter(self._sequences.values())))
+        return booking
+
+    def ended(self, chain: Chain) -> None:
+        """A request with this prompt has left its slot."""
+        sequence = self._sequences.get(chain[-1].digest) if chain else None
+        if sequence is not None and sequence.running:
+            sequence.running -= 1
+            if not self._copies and not sequence.running:
+                self._offer(sequence)
+
+    def missed(self, booking: Booking) -> None:
+        """What was believed turned out not to be cached."""
+        for sequence in [s for s in self._sequences.values() if s.used <= booking.used and not s.running]:
+            self._forget(sequence)
+
+    def resize(self, slots: int, kv_tokens: int | None) -> None:
+        """One sequence per slot."""
+        self.sequences_max = slots
 
     def clear(self) -> None:
         """The engine restarted: nothing is cached."""
         self._sequences.clear()
         self._holders.clear()
 
-    def _forget(self, last: int) -> None:
-        for link in self._sequences.pop(last):
-            if self._holders[link.digest] == 1:
+    def _continue(self, chain: Chain) -> None:
+        """The prompt's sequence, in the place of the one that it continues."""
+        sequence = Sequence(chain, self._bookings)
+        for link in reversed(chain):
+            earlier = self._sequences.get(link.digest)
+            if earlier is None:
+                continue
+            if link is chain[-1]:
+                sequence.running += earlier.running
+            elif earlier.running:
+                continue
+            self._forget(earlier)
+            break
+        self._sequences[chain[-1].digest] = sequence
+        if self._copies:
+            self._offer(sequence)
+
+    def _offer(self, sequence: Sequence) -> None:
+        for link in sequence.chain:
+            self._holders.setdefault(link.digest, []).append(sequence)
+
+    def _forget(self, sequence: Sequence) -> None:
+        del self._sequences[sequence.chain[-1].digest]
+        if not self._copies and sequence.running:
+            return  # it was not on offer
+        for link in sequence.chain:
+            holders = self._holders[link.digest]
+            holders.remove(sequence)
+            if not holders:
                 del self._holders[link.digest]
-            else:
-                self._holders[link.digest] -= 1

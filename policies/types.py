@@ -9,8 +9,11 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
+from policies.calibration import Calibration
 from policies.ejection import Ejection
-from policies.prefix import Link, PrefixShadow
+from policies.load import Load, Work
+from policies.output_length import UNKNOWN, OutputTokens
+from policies.prefix import Link, Shadow
 from policies.service_model import ServiceModel
 
 
@@ -89,6 +92,7 @@ class Call:
     prompt_tokens: int
     prompt_counted: bool = False  # by the engine's own tokenizer; else estimated
     output_tokens_max: int | None = None
+    outputs: OutputTokens = UNKNOWN  # how long answers of its class are
     chain: tuple[Link, ...] = ()  # message-hash chain of the prompt; its last link ends the prompt
     body_bytes: int = 0
     start_by: float | None = None  # a client that cannot wait longer than this
@@ -110,6 +114,7 @@ class Lease:
     cost_seconds: float
     long: bool  # its prefill counts for the prefill gate
     trial: bool = False  # the one request that a half-open backend gets
+    work: Work = field(default_factory=Work, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +166,7 @@ class Backend:
 
     name: str
     service: ServiceModel
-    shadow: PrefixShadow
+    shadow: Shadow
     ejection: Ejection = field(default_factory=Ejection)
     state: State = State.STARTING
     why: str = ""  # the state's reason, for people
@@ -180,6 +185,16 @@ class Backend:
     leases: dict[str, Lease] = field(default_factory=dict)  # by call id, leaving ones included
     leaving: set[str] = field(default_factory=set)  # the client left, the engine may still be at it
     prefilling: set[str] = field(default_factory=set)  # granted, no first token yet
+    load: Load = field(default_factory=Load)
+    calibration: Calibration = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.calibration = Calibration(self.service)
+
+    def turn(self, now: float) -> None:
+        """Its leases, or what it reads, have just changed."""
+        reading = len(self.prefilling)
+        self.load.change(now, len(self.leases) + self.foreign - reading, reading > 0)
 
     @property
     def free(self) -> int:

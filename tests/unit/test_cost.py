@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from policies.cost import cached_tokens, cost
+from policies.output_length import OutputTokens
 from tests.unit.fleet import a_backend, a_call, a_chain
 
 
@@ -20,6 +21,14 @@ def test_never_believes_in_a_huge_max_tokens() -> None:
     """65,536 is what agents send; the usual answer is what is paid for."""
     huge, usual = (cost(a_call(output_tokens_max=n), a_backend()) for n in (65536, None))
     assert huge == usual
+
+
+def test_the_usual_answer_is_that_of_the_class() -> None:
+    """Its median is paid for, unless the client wants less."""
+    outputs = OutputTokens(median=1000, p90=3000)
+    long, short = (cost(a_call(output_tokens_max=n, outputs=outputs), a_backend()) for n in (65536, 100))
+    assert long.decode_seconds == pytest.approx(38.0)
+    assert short.decode_seconds == pytest.approx(3.8)
 
 
 def test_a_cached_prefix_is_not_paid_again() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from policies import filters
+from policies.output_length import OutputTokens
 from policies.types import Backend, Call, Lease, Limits, Priority, Reason, State
 from tests.unit.fleet import MODEL, a_backend, a_call
 
@@ -57,6 +58,16 @@ def test_fits_by_prompt_and_a_usual_answer(
     """The room is prompt + min(max_tokens, 2,048); without such a backend the largest takes it."""
     call = a_call(prompt_tokens=prompt_tokens, output_tokens_max=output_tokens_max, prompt_counted=True)
     assert names(filters.fitting(call, [SMALL, LARGE])) == where
+
+
+def test_the_usual_answer_is_that_of_the_class() -> None:
+    """Answers that are known to be short fit where a guess of 2,048 would not, long ones do not."""
+    short, long = (
+        a_call(prompt_tokens=3000, prompt_counted=True, outputs=OutputTokens(median, p90))
+        for median, p90 in ((50, 400), (900, 4000))
+    )
+    assert names(filters.fitting(short, [SMALL, LARGE])) == ["small", "large"]
+    assert names(filters.fitting(long, [SMALL, LARGE])) == ["large"]
 
 
 def test_a_counted_prompt_that_fills_the_context_fits_nowhere() -> None:

@@ -1,0 +1,151 @@
+"""How fast one backend is, learnt from the requests that it served; from its engine's priors until then.
+
+Only clean samples teach: a prefill counts if no other one was in progress when it began, an answer's pace
+if no prefill held it up. Of each length the first one after a restart is dropped: engines tune their kernels
+on it, 5 to 10 seconds in published tables, which no later request takes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import gcd
+
+from policies.fit import FIRST_SAMPLES, Average, Fit
+from policies.service_model import HEAD_TOKENS, ServiceModel
+
+ERROR_WEIGHT = 0.05  # of the newest prediction
+DEEP_TOKENS = 32768  # where a small square, or a slope over the depth, may begin to show
+OVERLAP_MAX = 0.25  # share of an answer during which a prefill held it up, to tell its own pace
+OVERLAP_MIN = 0.5  # and to tell the pace of a stream that is held up
+TOKENS_MIN = 16  # of an answer: a shorter one comes in a burst or two
+MATCHED_MIN = 256  # tokens: less shared text may be cached for anybody's sake
+BLOCK_TOKENS_MAX = 4096  # of a cache; what has a larger common divisor was seen too seldom
+
+
+class Calibration:
+    """The service model of one backend, and what makes it better."""
+
+    def __init__(self, prior: ServiceModel) -> None:
+        self.prior = prior
+        self.model = prior
+        # Of predicted times to first token, as a share of the true ones; None: nothing was predicted yet.
+        self.error_ratio: float | None = None
+        rate, step = 1 / prior.prefill_tokens_per_second, prior.decode_base_seconds
+        head_rate = prior.prefill_head_tokens_per_second or prior.prefill_tokens_per_second
+        self._prefill = Fit(
+            [
+                prior.setup_seconds + prior.first_token_seconds,
+                1 / head_rate,
+                rate,
+                prior.prefill_square_seconds,
+            ],
+            [0.05, 0.0, 0.0, 0.3 * rate / DEEP_TOKENS],
+        )
+        self._decode = Fit(
+            [step, prior.decode_step_seconds, prior.decode_depth_seconds],
+            [0.0, 0.1 * step, 0.3 * step / DEEP_TOKENS],
+        )
+        self._starved = Average(prior.starved_tokens_per_second)
+        self._efficiency = Average(prior.cache_efficiency)
+        self._lengths: set[int] = set()  # powers of two of uncached tokens that were seen since the start
+        self._reports = self._divisor = 0  # numbers of cached tokens that were told; what divides them all
+
+    @property
+    def samples(self) -> int:
+        """Clean prefills since the engine's start."""
+        return self._prefill.samples
+
+    @property
+    def learnt(self) -> bool:
+        """Whether the rates of prefill are the backend's own."""
+        return self._prefill.learnt
+
+    def prefilled(self, prompt_tokens: int, cached_tokens: int, seconds: float) -> None:
+        """A prompt took this long from dispatch to its first token, with no other one in its way."""
+        length = (prompt_tokens - cached_tokens).bit_length()
+        if length not in self._lengths:
+            self._lengths.add(length)
+            return
+        self._prefill.learn(_prefill_terms(prompt_tokens, cached_tokens), seconds)
+        if self._prefill.learnt:
+            first, head, rate, square = self._prefill.coefficients
+            prior = self.prior
+            whole = prior.setup_seconds + prior.first_token_seconds
+            setup = first * prior.setup_seconds / whole if whole else first
+            self.model = replace(
+                self.model,
+                setup_seconds=setup,
+                first_token_seconds=first - setup,
+                prefill_tokens_per_second=1 / rate,
+                prefill_head_tokens_per_second=1 / head,
+                prefill_square_seconds=square,
+            )
+
+    def decoded(
+        self, prompt_tokens: int, tokens: int, seconds: float, prefill_seconds: float, batch: float
+    ) -> None:
+        """So many tokens followed the first one in `seconds`, with `batch` sequences on average, during
+        `prefill_seconds` of which a prompt was being read."""
+        if tokens < TOKENS_MIN or seconds <= 0:
+            return
+        free, depth = max(0.0, seconds - prefill_seconds), prompt_tokens + tokens / 2
+        if prefill_seconds <= OVERLAP_MAX * seconds:
+            own = tokens - prefill_seconds * self._starved.value
+            self._decode.learn((1.0, batch, depth), free / max(own, 1.0))
+            if self._decode.learnt:
+                base, step, slope = self._decode.coefficients
+                self.model = replace(
+                    self.model, decode_base_seconds=base, decode_step_seconds=step, decode_depth_seconds=slope
+                )
+        elif prefill_seconds >= OVERLAP_MIN * seconds:
+            pace = self.model.token_seconds(batch, depth)
+            starved = (tokens - free / pace) / prefill_seconds
+            self._starved.learn(min(max(starved, 0.0), 1 / pace))
+            self.model = replace(self.model, starved_tokens_per_second=self._starved.value)
+
+    def found(self, matched_tokens: int, cached_tokens: int) -> None:
+        """Of so many tokens that should have been cached, the engine says how many it found."""
+        if cached_tokens > 0:
+            self._divisor = gcd(self._divisor, cached_tokens)
+            self._reports += 1
+            if self._reports >= FIRST_SAMPLES and self._divisor <= BLOCK_TOKENS_MAX:
+                self.model = replace(self.model, cache_block_tokens=self._divisor)
+        if matched_tokens < MATCHED_MIN:
+            return
+        block = self.model.cache_block_tokens
+        self._found(cached_tokens / max(block, matched_tokens // block * block))
+
+    def found_by(self, prompt_tokens: int, matched_tokens: int, seconds: float) -> None:
+        """An engine that does not tell what it found: the time to the first token tells."""
+        cold, warm = (self.model.first_token(prompt_tokens, cached) for cached in (0, matched_tokens))
+        if matched_tokens >= MATCHED_MIN and self.learnt and cold > 1.5 * warm:
+            self._found((cold - seconds) / (cold - warm))
+
+    def predicted(self, predicted_seconds: float, seconds: float) -> None:
+        """What was predicted at dispatch, and what came: the health of all that is learnt."""
+        off = abs(predicted_seconds - seconds) / max(seconds, 1e-3)
+        known = self.error_ratio
+        self.error_ratio = off if known is None else known + ERROR_WEIGHT * (min(off, 10.0) - known)
+
+    def restarted(self) -> None:
+        """Another process, perhaps with other settings: the rates are a guess again, though the best one."""
+        for learnt in (self._prefill, self._decode, self._starved, self._efficiency):
+            learnt.doubt()
+        self._lengths.clear()
+        self._reports = self._divisor = 0
+        self.error_ratio = None
+
+    def _found(self, share: float) -> None:
+        self._efficiency.learn(min(max(share, 0.0), 1.0))
+        self.model = replace(self.model, cache_efficiency=self._efficiency.value)
+
+
+def _prefill_terms(prompt_tokens: int, cached_tokens: int) -> tuple[float, float, float, float]:
+    """Setup, tokens of the first piece, tokens of the second, squares."""
+    head = min(prompt_tokens, HEAD_TOKENS) - min(cached_tokens, HEAD_TOKENS)
+    return (
+        1.0,
+        float(head),
+        float(prompt_tokens - cached_tokens - head),
+        float(prompt_tokens**2 - cached_tokens**2),
+    )

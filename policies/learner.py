@@ -1,0 +1,84 @@
+"""What an ended request teaches: how fast its backend is, what the cache holds, how long answers are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from policies.calibration import MATCHED_MIN
+from policies.load import Reading
+from policies.output_length import OutputLength
+from policies.types import Backend, Lease
+
+SAMPLE_SECONDS = 0.1  # between two lessons of one backend: more of them teach nothing more
+FOUND_MIN = 0.5  # of what was believed to be cached; with less of it found, it had been evicted
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What the engine counted. None: it did not say."""
+
+    prompt_tokens: int
+    cached_tokens: int | None
+    completion_tokens: int | None
+
+
+class Learner:
+    """Feeds what models of backends and answers learn from."""
+
+    def __init__(self, backends: Mapping[str, Backend], outputs: OutputLength) -> None:
+        self._backends = backends
+        self._outputs = outputs
+        self._taught: dict[str, float] = {}  # when, by backend
+
+    def ended(self, lease: Lease, counts: Counts, *, streamed: bool, completed: bool) -> None:
+        """A request that held this lease is over.
+
+        `streamed`: by the engine, else its first token is not known. `completed`: nothing cut it short.
+        """
+        backend, first = self._backends.get(lease.backend), lease.work.first_token
+        if backend is None or first is None or counts.prompt_tokens < 1:
+            return
+        if first.at - self._taught.get(lease.backend, float("-inf")) < SAMPLE_SECONDS:
+            return
+        self._taught[lease.backend] = first.at
+        tokens = counts.completion_tokens
+        if completed and tokens:
+            call = lease.call
+            self._outputs.learn(call.model, call.priority, tokens, call.output_tokens_max)
+        matched = _matched_tokens(lease, counts.prompt_tokens)
+        if counts.cached_tokens is not None:
+            backend.calibration.found(matched, counts.cached_tokens)
+            if matched >= MATCHED_MIN and counts.cached_tokens < FOUND_MIN * matched:
+                backend.shadow.missed(lease.work.booking)
+        if streamed:
+            if lease.work.alone:
+                _prefill(backend, lease, counts, matched, first.at - lease.granted)
+            if completed and tokens and lease.work.ended is not None:
+                _decode(backend, counts.prompt_tokens, tokens - 1, first, lease.work.ended)
+        backend.service = backend.calibration.model
+
+
+def _prefill(backend: Backend, lease: Lease, counts: Counts, matched: int, seconds: float) -> None:
+    calibration = backend.calibration
+    calibration.predicted(lease.prefill_seconds + backend.service.first_token_seconds, seconds)
+    cached = counts.cached_tokens
+    if cached is None and matched:
+        calibration.found_by(counts.prompt_tokens, matched, seconds)
+    else:
+        calibration.prefilled(counts.prompt_tokens, min(cached or 0, counts.prompt_tokens - 1), seconds)
+
+
+def _decode(backend: Backend, prompt_tokens: int, tokens: int, first: Reading, ended: Reading) -> None:
+    seconds = ended.at - first.at
+    if seconds > 0:
+        batch = (ended.sequence_seconds - first.sequence_seconds) / seconds
+        prefill_seconds = ended.prefill_seconds - first.prefill_seconds
+        backend.calibration.decoded(prompt_tokens, tokens, seconds, prefill_seconds, batch)
+
+
+def _matched_tokens(lease: Lease, prompt_tokens: int) -> int:
+    """What was believed to be cached, in tokens of the engine's own count."""
+    chain = lease.call.chain
+    whole = chain[-1].end_bytes if chain else 0
+    return prompt_tokens * lease.work.booking.matched_bytes // whole if whole else 0

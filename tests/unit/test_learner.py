@@ -1,0 +1,179 @@
+"""What ended requests teach, through the Admission that granted them."""
+
+from __future__ import annotations
+
+import pytest
+
+from policies.admission import Admission
+from policies.learner import SAMPLE_SECONDS, Counts, Learner
+from policies.output_length import LEARNT, OutputLength
+from policies.service_model import ServiceModel
+from policies.types import Backend, Lease, Priority
+from tests.unit.fleet import a_backend, a_call, a_chain, an_admission, granted
+
+# Four times as slow as what nothing is known of.
+TRUTH = ServiceModel(
+    setup_seconds=0.4,
+    prefill_tokens_per_second=250.0,
+    decode_base_seconds=0.12,
+    decode_step_seconds=0.032,
+)
+
+
+class Stage:
+    """One backend that is as fast as TRUTH, and who learns from it."""
+
+    def __init__(self, **fields: object) -> None:
+        self.backend: Backend = a_backend(slots=4, **fields)
+        self.admission: Admission = an_admission(self.backend, prefill_gate_seconds=1e9)
+        self.outputs = OutputLength()
+        self.learner = Learner(self.admission.backends, self.outputs)
+        self.now = 0.0
+        self.number = 0
+
+    def grant(self, **fields: object) -> Lease:
+        self.number += 1
+        call = a_call(str(self.number), arrived=self.now, **fields)
+        assert call.id in granted(self.admission.submit(call, self.now))
+        lease = self.admission.lease(call.id)
+        assert lease is not None
+        return lease
+
+    def serve(
+        self, prompt: int, tokens: int, *, cached: int | None = 0, truly: int = 0, **fields: object
+    ) -> Lease:
+        """One request alone; `truly` of its tokens are cached, `cached` is what the engine tells."""
+        lease = self.grant(prompt_tokens=prompt, **fields)
+        self.now += TRUTH.first_token(prompt, truly)
+        self.admission.first_token(lease.call.id, self.now)
+        self.now += TRUTH.decode_seconds(tokens - 1, 1, prompt)
+        self.admission.finish(lease.call.id, self.now)
+        self.learner.ended(lease, Counts(prompt, cached, tokens), streamed=True, completed=True)
+        self.now += 1.0
+        return lease
+
+
+def test_requests_alone_teach_the_rates() -> None:
+    """After thirty of them, first token and pace are predicted within a tenth; the error is on record."""
+    stage = Stage()
+    for turn in range(30):
+        stage.serve(100 + 97 * turn, 20 + turn)
+    service = stage.backend.service
+    assert service.first_token(2000) == pytest.approx(TRUTH.first_token(2000), rel=0.1)
+    assert service.token_seconds(1, 1000) == pytest.approx(TRUTH.token_seconds(1), rel=0.1)
+    error = stage.backend.calibration.error_ratio
+    assert error is not None and error < 0.5
+
+
+def test_a_prompt_behind_another_teaches_no_prefill() -> None:
+    """Its time to the first token holds the other one's prefill."""
+    stage = Stage()
+    for _ in range(30):
+        first, second = stage.grant(prompt_tokens=1000), stage.grant(prompt_tokens=1000)
+        assert (first.work.alone, second.work.alone) == (True, False)
+        for lease in (first, second):
+            stage.now += TRUTH.first_token(1000)
+            stage.admission.first_token(lease.call.id, stage.now)
+        for lease in (first, second):
+            stage.admission.finish(lease.call.id, stage.now)
+            stage.learner.ended(lease, Counts(1000, 0, 1), streamed=True, completed=True)
+    assert stage.backend.service.first_token(1000) == pytest.approx(TRUTH.first_token(1000), rel=0.1)
+
+
+def test_the_load_of_others_makes_a_sample_unclean() -> None:
+    """Nobody knows whether a foreign request is being read."""
+    stage = Stage(foreign=1)
+    assert stage.grant().work.alone is False
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+def test_an_answer_without_first_token_teaches_no_rates(streamed: bool) -> None:
+    """Of a whole document nobody knows when its first token was made; its length counts all the same."""
+    stage = Stage()
+    for turn in range(LEARNT + 10):
+        lease = stage.grant(prompt_tokens=1000)
+        stage.now += 50.0
+        stage.admission.first_token(lease.call.id, stage.now)
+        stage.admission.finish(lease.call.id, stage.now)
+        stage.learner.ended(lease, Counts(1000, 0, 100 + turn), streamed=streamed, completed=True)
+    assert (stage.backend.service != ServiceModel()) == streamed
+    assert stage.outputs.of("m", Priority.AGENT).median == pytest.approx(115, abs=2)
+
+
+def test_an_answer_that_was_cut_short_teaches_no_length() -> None:
+    """A client that leaves after ten tokens did not want ten."""
+    stage = Stage()
+    for _ in range(2 * LEARNT):
+        lease = stage.grant(prompt_tokens=1000)
+        stage.now += 5.0
+        stage.admission.first_token(lease.call.id, stage.now)
+        stage.admission.leave(lease.call.id, stage.now)
+        stage.learner.ended(lease, Counts(1000, 0, 10), streamed=True, completed=False)
+        stage.admission.finish(lease.call.id, stage.now)
+    assert stage.outputs.of("m", Priority.AGENT).p90 == 2048
+
+
+def test_lessons_of_one_backend_have_a_pause() -> None:
+    """Thousands of requests a second must not be slowed by what none of them adds."""
+    stage = Stage()
+    for _ in range(3 * LEARNT):
+        lease = stage.grant()
+        stage.now += SAMPLE_SECONDS / 2 - 1e-6
+        stage.admission.first_token(lease.call.id, stage.now)
+        stage.admission.finish(lease.call.id, stage.now)
+        stage.learner.ended(lease, Counts(100, 0, 10), streamed=True, completed=True)
+    assert stage.outputs.of("m", Priority.AGENT).p90 == 10
+    lease = stage.grant()
+    stage.admission.first_token(lease.call.id, stage.now + 1.0)
+    stage.learner.ended(lease, Counts(100, 0, 9999), streamed=True, completed=True)
+    other = stage.grant()
+    stage.admission.first_token(other.call.id, stage.now + 1.0 + SAMPLE_SECONDS / 2)
+    samples = stage.backend.calibration.samples
+    stage.learner.ended(other, Counts(100, 0, 9999), streamed=True, completed=True)
+    assert stage.backend.calibration.samples == samples
+
+
+def test_a_prefix_that_was_evicted_is_no_longer_believed_in() -> None:
+    """The engine says that it found nothing of what should have been there: whoever was idle longer is gone
+    too, and the cost says so."""
+    stage = Stage()
+    stage.admission.resize("backend", 0.0, slots=4, source=stage.backend.slots_source, context_tokens=None)
+    old, ours = a_chain(1, 2), a_chain(3, 4)
+    stage.serve(2000, 10, chain=old)
+    stage.serve(2000, 10, chain=ours)
+    lease = stage.serve(3000, 10, chain=a_chain(3, 4, 5), cached=0)
+    assert lease.cached_tokens == 2000
+    assert stage.backend.shadow.matched_bytes(old) == 0
+    assert stage.backend.shadow.matched_bytes(a_chain(3, 4, 5)) == 3000
+
+
+def test_a_prefix_that_was_found_is_confirmed() -> None:
+    """Nothing is dropped, and the warm prompt teaches the same rates as a cold one."""
+    stage = Stage()
+    stage.admission.resize("backend", 0.0, slots=4, source=stage.backend.slots_source, context_tokens=None)
+    stage.serve(2000, 10, chain=a_chain(1, 2))
+    for turn in range(20):
+        stage.serve(2000, 10, chain=a_chain(3, turn + 10), cached=0, truly=0)
+        stage.serve(3000, 10, chain=a_chain(3, turn + 10, 50), cached=1990, truly=1990)
+    assert stage.backend.service.first_token(3000, 1990) == pytest.approx(
+        TRUTH.first_token(3000, 1990), rel=0.15
+    )
+
+
+def test_a_backend_that_has_left_teaches_nothing() -> None:
+    """Its last requests end after it was removed."""
+    stage = Stage()
+    lease = stage.serve(100, 10)
+    del stage.admission.backends["backend"]
+    stage.learner.ended(lease, Counts(100, 0, 10), streamed=True, completed=True)
+
+
+def test_a_restart_keeps_the_rates_as_a_guess() -> None:
+    """And the cache is empty."""
+    stage = Stage()
+    for turn in range(30):
+        stage.serve(100 + 97 * turn, 20, chain=a_chain(1, turn + 2))
+    known = stage.backend.service
+    stage.admission.restarted("backend")
+    assert stage.backend.service == known and stage.backend.calibration.samples == 0
+    assert stage.backend.shadow.matched_bytes(a_chain(1)) == 0
