@@ -33,6 +33,7 @@ class SimulatedEngine:
         self.name = name
         self.alive = self.well = True
         self.overloaded = False
+        self.kv_tokens: int | None = None  # what it has room for, all requests together
         self.active: set[str] = set()
         self._unit = unit
         self._running: dict[str, asyncio.Future[None]] = {}

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from gateway.dispatcher import Dispatcher
 from policies.admission import Admission
+from policies.order import OVERDUE_SECONDS
 from policies.placement import INTERACTIVE_SEEN_SECONDS
 from policies.types import Backend, Call, Decision, Granted, Lease, Limits, Priority, Reason, Rejected, State
 from tests.simulation.engine import SimulatedEngine
@@ -69,7 +70,20 @@ class Invariants:
             backend.state is State.READY or (backend.state is State.EJECTED and lease.trial),
             f"{id} is granted {backend.name}, which is {backend.state}",
         )
-        self._must(backend in self._fitting(lease.call), f"{id} is granted {backend.name}, too small for it")
+        self._must(
+            backend in self._fitting(lease.call),
+            f"{id} is granted {backend.name}, which is too small for it or not its turn",
+        )
+        names = (*(lease.call.targets or (lease.call.model,)), *lease.call.fallbacks)
+        self._must(
+            lease.model in names and lease.model in (backend.models or names),
+            f"{id} is granted {backend.name} for {lease.model}",
+        )
+        budget, held = engine.kv_tokens, [expected(other.call) for other in backend.leases.values()]
+        self._must(
+            budget is None or len(held) == 1 or sum(held) <= budget,
+            f"{id} is granted {backend.name}, where {held} tokens do not fit in {budget}",
+        )
         self.slots_at_grant[id] = backend.slots
 
     def begun(self, id: str, engine: SimulatedEngine) -> None:
@@ -99,6 +113,8 @@ class Invariants:
     def _backend(self, backend: Backend) -> None:
         held, name = backend.leases.keys(), backend.name
         self._must(backend.free >= 0 and backend.in_use >= 0, f"{name} has less than nothing")
+        tokens = sum(expected(lease.call) for lease in backend.leases.values())
+        self._must(backend.held_tokens == tokens, f"{name} counts {backend.held_tokens} of {tokens} tokens")
         self._must(backend.prefilling <= held, f"{name} prefills a call that holds no slot")
         self._must(backend.leaving <= held, f"{name} is being left by a call that holds no slot")
         self._must(self._engines[name].active <= held, f"{name} works on a call that holds no slot")
@@ -125,7 +141,22 @@ class Invariants:
             return True
         if backend.state is not State.READY and (not backend.half_open or backend.ejection.until > noticed):
             return True
-        return gated(call, backend, limits, reason) or self._reserved(call, backend, limits, noticed)
+        return (
+            gated(call, backend, limits, reason)
+            or self._reserved(call, backend, limits, noticed)
+            or (reason is Reason.KV_BUDGET and (parched(call, backend) or self._kept(call, backend)))
+        )
+
+    def _kept(self, call: Call, backend: Backend) -> bool:
+        """Whether the token budget is kept for a call before this one that has waited for it too long."""
+        return any(
+            self._clock() - other.call.arrived > OVERDUE_SECONDS
+            and other.call.arrived <= call.arrived + OVERDUE_SECONDS
+            and other.call.id != call.id
+            and parched(other.call, backend)
+            for other in self._admission.queue
+            if other.why.get(backend.name) is Reason.KV_BUDGET
+        )
 
     def _reserved(self, call: Call, backend: Backend, limits: Limits, noticed: float) -> bool:
         seen = self._admission._placement.interactive_at
@@ -138,20 +169,50 @@ class Invariants:
         )
 
     def _fitting(self, call: Call) -> list[Backend]:
-        backends = [b for b in self._admission.backends.values() if b.serves(call)]
-        answer = min(call.output_tokens_max or OUTPUT_TOKENS, OUTPUT_TOKENS)
-        fits = [
-            b for b in backends if not b.context_tokens or call.prompt_tokens + answer <= b.context_tokens
-        ]
-        if fits or not backends:
-            return fits
-        largest = max(b.context_tokens or 0 for b in backends)
-        least = call.prompt_tokens if call.prompt_counted else int(call.prompt_tokens * ESTIMATE_LOW)
-        return [b for b in backends if b.context_tokens == largest and least < largest]
+        """Where the call may start: by model, then backups after others, each only for want of the one
+        before; among those of one kind, where it fits best."""
+        left = [b for b in self._admission.backends.values() if b.serves(call)]
+        found: list[Backend] = []
+        for names in (call.targets or (call.model,), *((name,) for name in call.fallbacks)):
+            of_model = [b for b in left if b.models is None or set(names) & b.models]
+            left = [b for b in left if b not in of_model]
+            for backup in (False, True):
+                fits = holding(call, [b for b in of_model if b.backup == backup])
+                found += fits
+                if any(b.state is State.READY for b in fits):
+                    return found
+            if any(b.state is State.READY for b in of_model):
+                return found
+        return found
 
     def _must(self, holds: bool, otherwise: str) -> None:
         if not holds:
             self._broken(otherwise)
+
+
+def expected(call: Call) -> int:
+    """Tokens that a call will probably hold."""
+    return call.prompt_tokens + min(call.output_tokens_max or OUTPUT_TOKENS, OUTPUT_TOKENS)
+
+
+def room(backend: Backend) -> float:
+    """Tokens that one call may hold there."""
+    return min(backend.context_tokens or float("inf"), backend.kv_tokens or float("inf"))
+
+
+def holding(call: Call, backends: list[Backend]) -> list[Backend]:
+    """Those that hold the call and its answer; if none does, the largest, if that holds the prompt."""
+    if fits := [b for b in backends if expected(call) <= room(b)]:
+        return fits
+    largest = max(map(room, backends), default=0.0)
+    least = call.prompt_tokens if call.prompt_counted else int(call.prompt_tokens * ESTIMATE_LOW)
+    return [b for b in backends if room(b) == largest and least < largest]
+
+
+def parched(call: Call, backend: Backend) -> bool:
+    """Whether those that run there leave the call too little of the token budget."""
+    held = [expected(lease.call) for lease in backend.leases.values()]
+    return bool(held) and backend.kv_tokens is not None and sum(held) + expected(call) > backend.kv_tokens
 
 
 def gated(call: Call, backend: Backend, limits: Limits, reason: Reason | None) -> bool:

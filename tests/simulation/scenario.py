@@ -18,6 +18,12 @@ MODELS = ("small", "large")
 HORIZON = 30  # units of time in which things happen
 UNITS = (1.0, 1.0, 8.0)  # seconds; with 8 the minutes of ejection, reserve and overdue tiers come to pass
 CONTEXTS = (None, 4096, 8192, 32768)
+KV_TOKENS = (None, None, None, 3000, 9000, 40000)
+ALIASES = {
+    "alias-any": (MODELS, ()),
+    "alias-large": (("large",), ("small",)),
+    "alias-nobody": (("unknown",), ("absent", "large", "small")),
+}
 PROMPTS = (50, 200, 900, 900, 1500, 1500, 3500, 5000, 30000)
 
 
@@ -40,8 +46,10 @@ class EnginePlan:
     joins: float
     slots: int
     context_tokens: int | None
+    kv_tokens: int | None
     models: frozenset[str]
     models_known: bool  # or told only when it has started
+    backup: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +63,7 @@ class Happening:
     turns: int  # of the loop, before it happens: the order among things of one instant
     number: int  # of slots or of foreign requests
     context_tokens: int | None
+    kv_tokens: int | None
     delay: float  # until the gateway notices
 
 
@@ -117,8 +126,10 @@ def _engine(random: Random, unit: float, number: int) -> EnginePlan:
         joins=unit * random.randint(0, 5) if number and random.random() < 0.3 else 0.0,
         slots=random.randint(1, 4),
         context_tokens=random.choice(CONTEXTS),
+        kv_tokens=random.choice(KV_TOKENS),
         models=frozenset(MODELS) if number == 0 or random.random() < 0.6 else frozenset(MODELS[:1]),
         models_known=random.random() < 0.7,
+        backup=random.random() < 0.2,
     )
 
 
@@ -144,10 +155,14 @@ def _call(random: Random, unit: float, number: int) -> CallPlan:
         )
         if len(leaves) == 2 and random.random() < 0.5:
             leaves = (leaves[0], leaves[0])
+    model = random.choice((*MODELS, *MODELS, *ALIASES)) if random.random() < 0.97 else "unknown"
+    targets, fallbacks = ALIASES.get(model, ((), ()))
     return CallPlan(
         call=Call(
             id=f"call-{number:02}",
-            model=random.choice(MODELS) if random.random() < 0.97 else "unknown",
+            model=model,
+            targets=targets,
+            fallbacks=fallbacks,
             route=ROUTE,
             priority=random.choice(tuple(Priority)),
             agent=f"agent-{number % 4}",
@@ -183,5 +198,6 @@ def _happening(random: Random, unit: float, engines: tuple[EnginePlan, ...]) -> 
         turns=random.randint(0, 3),
         number=random.randint(1, 4),
         context_tokens=random.choice(CONTEXTS),
+        kv_tokens=random.choice(KV_TOKENS),
         delay=unit * random.choice((0, 0, 1, 2)),
     )

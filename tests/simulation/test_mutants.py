@@ -7,8 +7,11 @@ import asyncio
 import pytest
 
 from gateway.dispatcher import Slot
+from policies import filters
 from policies.admission import Admission
-from policies.types import Call, Decision
+from policies.placement import Placement
+from policies.tiers import Tiers
+from policies.types import Call, Decision, Limits, Rejected, Source
 from tests.simulation.invariants import ObservedDispatcher
 from tests.simulation.world import simulate
 
@@ -60,13 +63,46 @@ class ForgetfulAdmission(Admission):
         return self.finish(call.id, now)
 
 
+class Spendthrift(Admission):
+    """Knows nothing of the tokens that an engine has room for."""
+
+    def resize(
+        self,
+        name: str,
+        now: float,
+        *,
+        slots: int,
+        source: Source,
+        context_tokens: int | None,
+        kv_tokens: int | None = None,
+    ) -> list[Decision]:
+        return super().resize(name, now, slots=slots, source=source, context_tokens=context_tokens)
+
+
+class LevelPlacement(Placement):
+    """Takes backups and fallbacks for backends like any other."""
+
+    def fitting(self, call: Call) -> Tiers | Rejected:
+        fits = filters.fitting(call, [b for b in self._backends.values() if b.serves(call)])
+        return [fits] if fits else super().fitting(call)
+
+
+class EagerAdmission(Admission):
+    """Places calls so."""
+
+    def __init__(self, limits: Limits) -> None:
+        super().__init__(limits)
+        self._placement = LevelPlacement(limits, self.backends)
+
+
 @pytest.mark.parametrize("mutant", [LostHandOver, HastyDispatcher])
 def test_finds_a_planted_bug_of_the_dispatcher(mutant: type[ObservedDispatcher]) -> None:
     """A lost hand-over, or a slot used again before the engine has stopped, breaks an invariant."""
     assert any(simulate(seed, dispatcher_type=mutant).violation for seed in range(SEEDS))
 
 
-@pytest.mark.parametrize("mutant", [MissingDispatch, ForgetfulAdmission])
+@pytest.mark.parametrize("mutant", [MissingDispatch, ForgetfulAdmission, Spendthrift, EagerAdmission])
 def test_finds_a_planted_bug_of_admission(mutant: type[Admission]) -> None:
-    """A free slot that nobody is told of, or a forgotten call, breaks an invariant."""
+    """A free slot that nobody is told of, a forgotten call, more tokens than there is room for, or a backup
+    that is used before its time, breaks an invariant."""
     assert any(simulate(seed, admission_type=mutant).violation for seed in range(SEEDS))

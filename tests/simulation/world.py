@@ -157,13 +157,14 @@ class World:
             PrefixShadow(),
             models=plan.models if plan.models_known else None,
             routes=frozenset({ROUTE}),
+            backup=plan.backup,
         )
         apply, now = self._dispatcher.apply, self._clock
         apply(self._admission.add(backend, now()))
         if not plan.models_known:
             await asyncio.sleep(self._scenario.unit)
             apply(self._admission.serve_models(plan.name, plan.models, now()))
-        self._resize(plan.name, plan.slots, plan.context_tokens)
+        self._resize(plan.name, plan.slots, plan.context_tokens, plan.kv_tokens)
         apply(self._admission.set_state(plan.name, State.READY, now()))
 
     async def _happen(self, happening: Happening) -> None:
@@ -191,7 +192,7 @@ class World:
         self._enter(name, State.STARTING)
         await asyncio.sleep(happening.delay)
         self._admission.restarted(name)
-        self._resize(name, happening.number, happening.context_tokens)
+        self._resize(name, happening.number, happening.context_tokens, happening.kv_tokens)
         self._enter(name, State.WARMING)
         await asyncio.sleep(happening.delay)
         self._enter(name, State.READY)
@@ -209,7 +210,7 @@ class World:
         engine.overloaded = False
 
     async def _resizing(self, happening: Happening) -> None:
-        self._resize(happening.engine, happening.number, happening.context_tokens)
+        self._resize(happening.engine, happening.number, happening.context_tokens, happening.kv_tokens)
 
     async def _foreign(self, happening: Happening) -> None:
         self._observe(happening.engine, happening.number)
@@ -239,10 +240,16 @@ class World:
     def _observe(self, name: str, foreign: int) -> None:
         self._dispatcher.apply(self._admission.observe(name, foreign, self._clock()))
 
-    def _resize(self, name: str, slots: int, context_tokens: int | None) -> None:
+    def _resize(self, name: str, slots: int, context_tokens: int | None, kv_tokens: int | None) -> None:
+        self._engines[name].kv_tokens = kv_tokens
         self._dispatcher.apply(
             self._admission.resize(
-                name, self._clock(), slots=slots, source=Source.REPORTED, context_tokens=context_tokens
+                name,
+                self._clock(),
+                slots=slots,
+                source=Source.REPORTED,
+                context_tokens=context_tokens,
+                kv_tokens=kv_tokens,
             )
         )
 
