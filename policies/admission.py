@@ -14,7 +14,9 @@ from collections import Counter
 from collections.abc import Iterable
 
 from policies import filters
+from policies.calibration import Calibration
 from policies.placement import Place, Placement
+from policies.prefix import Shadow
 from policies.queue import Queue
 from policies.service_model import ServiceModel
 from policies.tiers import Tiers
@@ -76,6 +78,8 @@ class Admission:
             return []
         backend = self.backends[lease.backend]
         backend.prefilling.discard(id)
+        backend.turn(now)
+        lease.work.first_token = lease.work.first_token or backend.load.read(now)
         backend.ejection.succeeded()
         decisions: list[Decision] = []
         if lease.trial and backend.state is State.EJECTED:
@@ -89,6 +93,7 @@ class Admission:
         if lease is None or lease.trial:
             return []
         self.backends[lease.backend].prefilling.discard(id)
+        self.backends[lease.backend].turn(now)
         return self._dispatch(now)
 
     def not_started(self, call: Call, now: float, pause_seconds: float = 0.0) -> list[Decision]:
@@ -174,15 +179,21 @@ class Admission:
         backend = self.backends[name]
         backend.slots, backend.slots_source = slots, source
         backend.context_tokens, backend.kv_tokens = context_tokens, kv_tokens
-        backend.shadow.sequences_max = slots
+        backend.shadow.resize(slots, kv_tokens)
         return self._dispatch(now)
 
     def recognised(
-        self, name: str, service: ServiceModel, routes: frozenset[str], now: float
+        self, name: str, service: ServiceModel, shadow: Shadow, routes: frozenset[str], now: float
     ) -> list[Decision]:
-        """The kind of the engine is known: its priors, and the routes it serves."""
+        """The kind of the engine is known: its priors, what its cache is like, and the routes it serves.
+
+        What was learnt of an engine of the same priors is kept.
+        """
         backend = self.backends[name]
-        backend.service, backend.routes = service, routes
+        if service != backend.calibration.prior:
+            backend.service, backend.calibration = service, Calibration(service)
+        shadow.resize(backend.slots, backend.kv_tokens)
+        backend.shadow, backend.routes = shadow, routes
         return self._dispatch(now)
 
     def serve_models(self, name: str, models: Iterable[str], now: float) -> list[Decision]:
@@ -198,6 +209,7 @@ class Admission:
     def observe(self, name: str, foreign: int, now: float) -> list[Decision]:
         """The engine also works on this many requests that are not ours."""
         self.backends[name].foreign = foreign
+        self.backends[name].turn(now)
         return self._dispatch(now)
 
     def failed(self, name: str, now: float, reason: str, *, trial: bool = False) -> list[Decision]:
@@ -223,9 +235,12 @@ class Admission:
         return self._dispatch(now)
 
     def restarted(self, name: str) -> None:
-        """The engine is a new process: its cache is empty, its failures are the old one's."""
-        self.backends[name].shadow.clear()
-        self.backends[name].ejection.succeeded()
+        """The engine is a new process: its cache is empty, its speed is to be learnt anew, its failures are
+        the old one's."""
+        backend = self.backends[name]
+        backend.shadow.clear()
+        backend.calibration.restarted()
+        backend.ejection.succeeded()
 
     # -- what people and metrics look at ----------------------------------------------------------
 
@@ -299,11 +314,13 @@ class Admission:
             long=long,
             trial=backend.state is State.EJECTED,
         )
+        lease.work.alone = not backend.prefilling and not backend.foreign
+        lease.work.booking = backend.shadow.book(call.chain, call.prompt_tokens)
         self._leases[call.id] = backend.leases[call.id] = lease
         backend.held_tokens += lease.tokens
         backend.prefilling.add(call.id)
+        backend.turn(now)
         backend.last_grant = self._grants
-        backend.shadow.book(call.chain)
         return lease
 
     def _unserved(self, call: Call) -> Rejected | None:
@@ -313,10 +330,13 @@ class Admission:
     def _release(self, lease: Lease, now: float) -> list[Decision]:
         id = lease.call.id
         backend = self.backends[lease.backend]
+        lease.work.ended = backend.load.read(now)
         del self._leases[id], backend.leases[id]
         backend.held_tokens -= lease.tokens
         backend.leaving.discard(id)
         backend.prefilling.discard(id)
+        backend.turn(now)
+        backend.shadow.ended(lease.call.chain)
         if backend.state is State.DRAINING and not backend.leases:
             return self._enter(backend, State.DRAINED, backend.why, now)
         return []
