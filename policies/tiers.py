@@ -37,6 +37,12 @@ def tiers(call: Call, backends: Sequence[Backend]) -> Tiers:
     return found
 
 
+def standby(call: Call, backend: Backend) -> bool:
+    """Whether the backend, which serves the call, is there only for want of others."""
+    targets = call.targets or (call.model,)
+    return backend.backup or not (backend.models is None or not backend.models.isdisjoint(targets))
+
+
 def _levels(call: Call, backends: Sequence[Backend]) -> Iterator[Sequence[Backend]]:
     """Those that serve a target, then those of each fallback."""
     targets = call.targets or (call.model,)

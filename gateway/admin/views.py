@@ -14,6 +14,7 @@ from pydantic import BaseModel, Field
 from gateway.inflight import Inflight, Phase
 from gateway.member import Member
 from policies import filters
+from policies.tiers import standby, tiers
 from policies.types import Backend, Limits, Reason, Source, State
 from policies.waiting import Waiting
 
@@ -189,14 +190,16 @@ def request_view(live: Inflight, now: float) -> RequestView:
 def _why(waiting: Waiting, serving: list[Backend], limits: Limits, now: float) -> dict[str, Reason]:
     """What keeps it from each backend: state and slots as they are now, gate and reserve as Admission
     found them. It does not look at all while no slot is free anywhere."""
-    fitting = filters.fitting(waiting.call, serving)
+    call = waiting.call
+    fitting = [backend for tier in tiers(call, serving) for backend in tier]
     reasons: dict[str, Reason] = {}
     for backend in serving:
         reason: Reason | None = Reason.CONTEXT
         if backend in fitting:
-            reason = filters.blocked(
-                waiting.call, backend, limits, now, interactive_seen=False
-            ) or waiting.why.get(backend.name)
+            blocked = filters.blocked(call, backend, limits, now, interactive_seen=False)
+            reason = blocked or waiting.why.get(backend.name)
+        elif standby(call, backend) and filters.fitting(call, [backend]):
+            reason = Reason.STANDBY
         if reason is not None:
             reasons[backend.name] = reason
     return reasons
