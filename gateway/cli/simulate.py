@@ -113,14 +113,17 @@ def _known(option: str, names: Iterable[str], known: Iterable[str]) -> list[str]
 
 def _workloads(name: str, profiles: Sequence[Profile], agents: int, seeds: int) -> list[Workload]:
     """A scenario once for each seed, or a trace once."""
-    from policies.simulation.scenarios import SCENARIOS, Maker
+    from policies.simulation.scenarios import SCENARIOS, Maker, TooFewEngines
     from policies.simulation.traces import UnreadableTrace, mooncake, sessions
     from policies.simulation.workload import Workload
 
     if name in SCENARIOS:
         recorded = sessions(files("gateway").joinpath("traces", SESSIONS).read_text("utf-8").splitlines())
         makers = [Maker(recorded, random.Random(seed)) for seed in range(1, seeds + 1)]
-        return [SCENARIOS[name](maker, profiles, agents) for maker in makers]
+        try:
+            return [SCENARIOS[name](maker, profiles, agents) for maker in makers]
+        except TooFewEngines as error:
+            raise CommandFailed(f"--workload {name}: {error}; add --engine.", 2) from None
     try:
         lines = Path(name).read_text("utf-8").splitlines()
         programs = mooncake(lines, max(profile.context_tokens for profile in profiles))

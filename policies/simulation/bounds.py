@@ -13,12 +13,13 @@ however far from the optimum it is.
 
 `path_seconds`: the longest program, each of its turns alone on the best engine with all of its prefix cached.
 
-Times to the first token are those of an idle fleet with the same endless cache.
+Times to the first token are those of an idle fleet with all of the prefix cached.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -28,6 +29,8 @@ from policies.simulation.workload import Program, Turn
 
 STEPS = 300
 GAIN = 0.5  # of the first step; later ones are smaller
+
+Hits = list[tuple[Turn, int]]  # turns, each with the tokens of its prompt that it finds cached
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,49 +46,60 @@ class Bounds:
 
 def bounds(profiles: Sequence[Profile], programs: Sequence[Program]) -> Bounds:
     """Makespan and hits are those of the foreground: what is asked behind it only takes time from it."""
-    hits = ideal_hits(programs)
-    asked = [hits[program.name] for program in programs if program.foreground]
-    turns = [turn for program in asked for turn in program]
-    paths = [
-        program.starts + alone_seconds(profiles, hits[program.name])
-        for program in programs
-        if program.foreground
-    ]
-    classes = sorted({program.priority for program in programs})
-    firsts = {
-        c.label: spread(
-            first_token_seconds(profiles, turn, cached)
-            for program in programs
-            if program.priority is c
-            for turn, cached in hits[program.name]
-        )
-        for c in classes
-    }
+    foreground = [program for program in programs if program.foreground]
+    turns = [hit for hits in ideal_hits(foreground) for hit in hits]
+    best = list(zip(programs, best_hits(programs), strict=True))
+    start = min(program.starts for program in foreground)
+    paths = [p.starts - start + alone_seconds(profiles, hits) for p, hits in best if p.foreground]
     fluid, path = fluid_seconds(profiles, turns), max(paths)
+    classes = sorted({program.priority for program in programs})
     return Bounds(
         fluid_seconds=fluid,
         path_seconds=path,
         makespan_seconds=max(fluid, path),
         hit_ratio=sum(cached for _, cached in turns) / sum(turn.prompt_tokens for turn, _ in turns),
-        ttft=firsts,
+        ttft={
+            c.label: spread(
+                first_token_seconds(profiles, turn, cached)
+                for program, hits in best
+                if program.priority is c
+                for turn, cached in hits
+            )
+            for c in classes
+        },
     )
 
 
-def ideal_hits(programs: Sequence[Program]) -> dict[str, list[tuple[Turn, int]]]:
+def ideal_hits(programs: Sequence[Program]) -> list[Hits]:
     """Of each program's turns the tokens that an endless cache holds, if programs go in the order of their
-    starts."""
+    starts: every part of a prompt is computed once."""
     held: set[int] = set()
-    hits: dict[str, list[tuple[Turn, int]]] = {}
+    hits: dict[str, Hits] = {}
     for program in sorted(programs, key=lambda program: program.starts):
-        hits[program.name] = []
-        for turn in program.turns:
-            cached = next((s.end_tokens for s in reversed(turn.prompt) if s.digest in held), 0)
-            hits[program.name].append((turn, min(cached, turn.prompt_tokens - 1)))
-            held.update(segment.digest for segment in turn.sequence)
+        hits[program.name] = _hits(program, held)
+    return [hits[program.name] for program in programs]
+
+
+def best_hits(programs: Sequence[Program]) -> list[Hits]:
+    """The same if all others went before: the most that each program can find."""
+    users: Counter[int] = Counter()
+    for program in programs:
+        users.update({segment.digest for turn in program.turns for segment in turn.prompt})
+    shared = {digest for digest, count in users.items() if count > 1}
+    return [_hits(program, set(shared)) for program in programs]
+
+
+def _hits(program: Program, held: set[int]) -> Hits:
+    """What each turn finds of what is held, to which it adds its own."""
+    hits: Hits = []
+    for turn in program.turns:
+        cached = next((s.end_tokens for s in reversed(turn.prompt) if s.digest in held), 0)
+        hits.append((turn, min(cached, turn.prompt_tokens - 1)))
+        held.update(segment.digest for segment in turn.sequence)
     return hits
 
 
-def alone_seconds(profiles: Sequence[Profile], turns: Sequence[tuple[Turn, int]]) -> float:
+def alone_seconds(profiles: Sequence[Profile], turns: Hits) -> float:
     """Seconds of a program that has the fleet for itself, pauses included."""
     return sum(turn.think_seconds for turn, _ in turns) + sum(
         best_seconds(profiles, turn, cached) for turn, cached in turns
@@ -110,7 +124,7 @@ def best_seconds(profiles: Sequence[Profile], turn: Turn, cached_tokens: int) ->
     )
 
 
-def fluid_seconds(profiles: Sequence[Profile], turns: Sequence[tuple[Turn, int]]) -> float:
+def fluid_seconds(profiles: Sequence[Profile], turns: Hits) -> float:
     """The linear programme's bound."""
     choices = [[_rows(profile, turn, cached) for profile in profiles] for turn, cached in turns]
     weights = [1 / (2 * len(profiles))] * (2 * len(profiles))

@@ -16,7 +16,7 @@ from policies.types import Priority
 class Figures:
     """Of one run, or means over some. Programs are those of the foreground."""
 
-    makespan_seconds: float  # until the last program has ended
+    makespan_seconds: float  # from the first program's start to the last one's end
     program_seconds: float  # mean time of a program, pauses included
     ttft: dict[str, Spread]  # arrival to first token, by class
     wait: dict[str, Spread]  # arrival to slot, by class
@@ -39,7 +39,7 @@ def figures(run: Run, profiles: Sequence[Profile]) -> Figures:
         programs.setdefault(record.program.name, []).append(record)
     spans = [rows[-1].ended - rows[0].program.starts for rows in programs.values()]
     return Figures(
-        makespan_seconds=max(record.ended for record in ended),
+        makespan_seconds=max(r.ended for r in ended) - min(r.program.starts for r in ended),
         program_seconds=sum(spans) / len(spans),
         ttft={c.label: spread(r.first - r.arrived for r in of(c, records)) for c in classes},
         wait={c.label: spread(r.started - r.arrived for r in of(c, records)) for c in classes},

@@ -39,6 +39,10 @@ HEAVY_TENANT = "heavy"
 HEAVY_AGENTS = 3  # of the heavy tenant, for each of the others
 
 
+class TooFewEngines(Exception):
+    """A scenario needs more engines than there are; says how many."""
+
+
 class Maker:
     """Makes the programs of one run."""
 
@@ -120,13 +124,15 @@ def storm(make: Maker, profiles: Sequence[Profile], agents: int) -> Workload:
 
 def heavy(make: Maker, profiles: Sequence[Profile], agents: int) -> Workload:
     """One tenant with three times as many agents as all others together, at work before they come."""
-    crowd = make.agents(HEAVY_AGENTS * agents, tenant=HEAVY_TENANT, within=BURST_SECONDS)
     others = [replace(program, starts=program.starts + START_SECONDS) for program in make.agents(agents)]
+    crowd = make.agents(HEAVY_AGENTS * agents, tenant=HEAVY_TENANT, within=BURST_SECONDS)
     return Workload([*(replace(program, foreground=False) for program in crowd), *others, *make.shorts()])
 
 
 def lost(make: Maker, profiles: Sequence[Profile], agents: int) -> Workload:
     """`main`, and the first engine is lost after a minute, for good."""
+    if len(profiles) < 2:
+        raise TooFewEngines("one engine is lost, so there must be two or more")
     return replace(main(make, profiles, agents), happenings=[Happening(LOST_AT, profiles[0].name, 0.0)])
 
 
