@@ -10,7 +10,7 @@ import json
 from typing import Any
 
 from gateway.accounting import Usage
-from gateway.routes.base import Assembly, Route
+from gateway.routes.base import ABORTED, Assembly, Route
 from gateway.sse import data_of, event_end, events
 
 
@@ -34,6 +34,7 @@ class StreamedAnswer:
         "events",
         "finished",
         "first_token",
+        "told",
         "usage",
     )
 
@@ -47,6 +48,7 @@ class StreamedAnswer:
         self.finished = False  # the reason why it ends was seen
         self.done = False  # its end was seen
         self.error: dict[str, Any] | None = None  # the engine's error event
+        self.told = False  # the client has it
         self.usage: Usage | None = None
         self.events = 0  # data events with tokens; behind the first one every unremarkable event counts
         self.answer_bytes = 0  # of these events
@@ -101,8 +103,8 @@ class StreamedAnswer:
         if chunk is None:  # a comment, or a line that is no JSON
             return event if self.first_token else b""
         if (error := self._route.failure(chunk)) is not None:
-            self.error = error
-            return event if self.committed else b""
+            self.error, self.told = error, self.committed and error is not ABORTED
+            return event if self.told else b""
         return self._chunk(chunk, event)
 
     def _chunk(self, chunk: dict[str, Any], event: bytes) -> bytes:

@@ -234,7 +234,7 @@ class Attempt:
         if answer.error is not None:
             cause = str(answer.error.get("type") or "error event")[:80]
             self._failed("error_event", cause)
-            if not (answer.committed and self._live.request.stream):  # of a document, half is none
+            if not (answer.told and self._live.request.stream):  # of a document, half is none
                 raise errors.BackendFailed(cause, started=True)
             self._record.outcome = errors.BackendFailed.outcome
         elif not (answer.finished or answer.done):

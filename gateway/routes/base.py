@@ -27,6 +27,8 @@ class Seen(NamedTuple):
 
 
 NOTHING = Seen()
+# What an event says that ends an answer as if it were whole, when the engine gave it up.
+ABORTED: dict[str, Any] = {"type": "abort"}
 
 
 class Assembly(Protocol):

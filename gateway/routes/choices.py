@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gateway.accounting import Usage, usage_from
-from gateway.routes.base import COMMENT, NOTHING, Route, Seen
+from gateway.routes.base import ABORTED, COMMENT, NOTHING, Route, Seen
 from gateway.sse import event_of
 
 DONE = b"data: [DONE]\n\n"
@@ -39,8 +39,8 @@ class Choices(Route):
     ending = DONE
 
     def is_answer(self, document: dict[str, Any]) -> bool:
-        """An answer has choices."""
-        return isinstance(document.get("choices"), list)
+        """An answer has choices, and the engine did not give it up."""
+        return isinstance(document.get("choices"), list) and not _is_aborted(document)
 
     def usage(self, chunk: Mapping[str, object]) -> Usage | None:
         """`usage`, else llama.cpp's `timings`."""
@@ -48,7 +48,7 @@ class Choices(Route):
 
     def seen(self, chunk: dict[str, Any]) -> Seen:
         """By the choices: a delta with something in it, a finish_reason."""
-        choices = [choice for choice in chunk.get("choices") or () if isinstance(choice, dict)]
+        choices = _choices(chunk)
         if not choices:
             return USAGE_ONLY
         finished = any(choice.get("finish_reason") is not None for choice in choices)
@@ -57,7 +57,9 @@ class Choices(Route):
         return FINISHED if finished else NOTHING
 
     def failure(self, chunk: dict[str, Any]) -> dict[str, Any] | None:
-        """Also an object that is an error as a whole."""
+        """Also an object that is an error as a whole; and an answer that was given up."""
+        if _is_aborted(chunk):
+            return ABORTED
         whole = chunk.get("object") == "error" or ("detail" in chunk and "choices" not in chunk)
         return super().failure(chunk) or (chunk if whole else None)
 
@@ -87,6 +89,17 @@ class Choices(Route):
             "choices": [],
         }
         return event_of(chunk)
+
+
+def _choices(chunk: Mapping[str, object]) -> list[dict[str, Any]]:
+    choices = chunk.get("choices")
+    return [choice for choice in choices if isinstance(choice, dict)] if isinstance(choices, list) else []
+
+
+def _is_aborted(chunk: Mapping[str, object]) -> bool:
+    """vLLM that is told to end answers all its requests so, under 200 and with `[DONE]`: 197 tokens of 1,900
+    were one such answer."""
+    return any(choice.get("finish_reason") == "abort" for choice in _choices(chunk))
 
 
 def _has_token(choice: dict[str, Any]) -> bool:

@@ -106,6 +106,19 @@ def test_an_error_event_ends_the_answer_without_done(error: dict[str, Any]) -> N
     assert answered(failing)[1] == b""
 
 
+def test_an_answer_that_the_engine_gave_up_is_no_answer() -> None:
+    """vLLM that is told to end says "abort" under 200, with usage and `[DONE]`: the client gets neither,
+    nor an end that reads like a good one."""
+    answer, got = answered(ROLE + HELLO, event(finish="abort") + USAGE + DONE, wants_usage=True)
+    assert (got, answer.end()) == (ROLE + HELLO, b"")
+    assert answer.error is not None
+    assert not answer.told
+    assert answered(ROLE + event(finish="abort") + DONE)[1] == b""
+    assert not CHAT.is_answer({"choices": [{"message": {"content": "Hel"}, "finish_reason": "abort"}]})
+    assert CHAT.is_answer({"choices": [{"message": {"content": "Hello"}, "finish_reason": "length"}]})
+    assert answered(event({"content": "abort"}) + FINISH + DONE)[1].endswith(FINISH + DONE)
+
+
 def test_words_of_the_model_do_not_steer_the_stream() -> None:
     """Text that looks like a marker is text."""
     text = event({"content": 'say "error" and [DONE] and "usage" and "finish_reason":"stop"'})
