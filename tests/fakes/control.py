@@ -34,9 +34,12 @@ def answer(engine: FakeEngine, request: Request) -> Response:
             return json_response([_received(one) for one in list(engine.requests)[-last:]])
         case "POST", "script" if value is not None:
             try:
-                engine.scripts.add(Script(**value))
+                script = Script(**value)
             except TypeError as error:
                 return json_response({"error": str(error)}, 400)
+            if script.refusal and script.refusal not in engine.personality.refusals:
+                return json_response({"error": f"it never refuses by {script.refusal}"}, 400)
+            engine.scripts.add(script)
         case "POST", "slots" if value is not None:
             engine.resize(int(value["slots"]), value.get("context_tokens"))
         case "POST", "reset":
@@ -59,6 +62,12 @@ def state(engine: FakeEngine) -> dict[str, Any]:
         "max_concurrent": slots.max_concurrent,
         "over_slots": slots.over_slots,  # requests that came while all slots were taken
         "received": records.received,
+        "routes": records.routes,  # requests by path
+        "overlength": records.overlength,  # prompts that its context does not hold
+        "refused": engine.personality.refused,  # for reasons of its own
+        "held": slots.held,  # tokens of prompts and answers in its slots
+        "max_held": slots.max_held,
+        "preemptions": slots.preemptions,
         "outcomes": records.outcomes,
         "tokens": records.tokens,
         "probes": engine.probes,  # by method and path

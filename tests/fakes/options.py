@@ -15,15 +15,29 @@ class Options:
     personality: str = "openai"
     slots: int = 1
     context_tokens: int = 65_536  # per slot
+    kv_tokens: int = 0  # of all running requests together; 0: every slot's context
+    queue_limit: int | None = None  # requests it holds back before it refuses more; None: endlessly many
     model: list[str] = field(default_factory=list)  # may be repeated
+    embeddings: bool = False  # serve /v1/embeddings too
     tokens: int = 8  # of an answer, unless the client allows fewer
+    tokens_per_event: int = 1
+    spec_accept: float = 0.0  # share of drafted tokens accepted; 0: no speculation
+    usage_details: bool = False  # tell cached tokens, where an engine must be told to
+    dev_mode: bool = False  # vLLM's development routes
     prefill_tps: float = 4000.0  # one prefill at a time
     decode_tps: float = 200.0  # of each slot
     instant: bool = False  # no time at all: answers hardly overlap, so concurrency cannot be judged
     loading_seconds: float = 0.0
     abort_seconds: float = 0.0  # from a client's close to the free slot and our close
     idle_seconds: float = 0.0  # idle connections are closed after this; 0: never
+    shutdown_seconds: float = 0.0  # after SIGTERM what runs may finish; 0: it is ended at once
     prefix_cache: bool = False
+
+    def drafted(self, completion_tokens: int) -> tuple[int, int]:
+        """Tokens drafted and accepted for so many tokens of answers."""
+        if not self.spec_accept:
+            return 0, 0
+        return round(completion_tokens / self.spec_accept), completion_tokens
 
 
 def read(arguments: list[str] | None = None) -> Options:
@@ -37,5 +51,5 @@ def read(arguments: list[str] | None = None) -> Options:
         elif isinstance(default, list):
             parser.add_argument(name, action="append", default=default)
         else:
-            parser.add_argument(name, type=type(default), default=default)
+            parser.add_argument(name, type=int if default is None else type(default), default=default)
     return parser.parse_args(arguments, namespace=Options())

@@ -14,12 +14,13 @@ class Record:
 
     id: str  # its X-Request-Id
     key: str  # the beginning of its last message, so that tests find it again
-    path: str
+    path: str  # its route
     stream: bool
     connection: int
     nth: int  # on its connection
     arrived: float
     prompt_tokens: int
+    budget: int = 0  # prompt and the most it may answer
     started: float | None = None  # got a slot
     first_byte: float | None = None
     first_token: float | None = None
@@ -38,12 +39,15 @@ class Records:
 
     last: deque[Record] = field(default_factory=lambda: deque(maxlen=20_000))
     outcomes: Counter[str] = field(default_factory=Counter)
+    routes: Counter[str] = field(default_factory=Counter)
     tokens: Counter[str] = field(default_factory=Counter)
     received: int = 0
+    overlength: int = 0  # prompts that its context does not hold
 
     def open(self, record: Record) -> Record:
         """Begin one."""
         self.received += 1
+        self.routes[record.path] += 1
         self.last.append(record)
         return record
 
@@ -62,7 +66,9 @@ class Records:
         self.last.clear()
         self.last.extend(running)
         self.received = len(running)
+        self.overlength = 0
         self.outcomes.clear()
+        self.routes.clear()
         self.tokens.clear()
 
 
@@ -74,9 +80,12 @@ class Slots:
     shares the longest beginning with it, else the one used longest ago (as llama.cpp does).
     """
 
-    def __init__(self, total: int, *, caches: bool = False) -> None:
+    def __init__(self, total: int, *, caches: bool = False, kv_tokens: int = 0) -> None:
         self.total = total
         self.caches = caches
+        self.kv_tokens = kv_tokens  # of all that run; 0: as many as there are
+        self.preemptions = 0  # times that they held more
+        self.max_held = 0
         self.running: dict[Record, int] = {}
         self.waiting: dict[Record, tuple[str, asyncio.Future[None]]] = {}
         self.max_concurrent = 0
@@ -89,6 +98,18 @@ class Slots:
     def concurrent(self) -> int:
         """Requests accepted and not finished; one that is still stopping after its client left counts."""
         return len(self.running) + len(self.waiting)
+
+    @property
+    def held(self) -> int:
+        """Tokens of prompts and answers that all running requests hold."""
+        return sum(record.prompt_tokens + record.completion_tokens for record in self.running)
+
+    def weigh(self) -> None:
+        """Notice what is held now."""
+        held = self.held
+        if self.kv_tokens and held > self.kv_tokens >= self.max_held:
+            self.preemptions += 1
+        self.max_held = max(self.max_held, held)
 
     def busy_slot_seconds(self) -> float:
         """The integral of min(running, slots) over time."""
@@ -110,6 +131,7 @@ class Slots:
     def finish(self, record: Record, sequence: str | None = None) -> None:
         """Forget the request, wherever it is, and let the next one start; `sequence` stays in its slot."""
         self.busy_slot_seconds()
+        self.weigh()
         record.end = record.end or self._since
         self.waiting.pop(record, None)
         slot = self.running.pop(record, None)
@@ -129,6 +151,7 @@ class Slots:
         """Count from here."""
         self.max_concurrent = self.concurrent
         self.over_slots = 0
+        self.max_held = self.held
         self._busy = 0.0
         self._since = time.monotonic()
 
@@ -141,6 +164,7 @@ class Slots:
             record.slot, shared = self._choose(prompt)
             record.cached_tokens = min(len(shared.encode()) // 4, record.prompt_tokens - 1)
             self.running[record] = record.slot
+            self.weigh()
             if not granted.done():
                 granted.set_result(None)
 

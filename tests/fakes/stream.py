@@ -7,9 +7,10 @@ import json
 import time
 from typing import Any
 
+from tests.fakes.openai import OpenAI
 from tests.fakes.script import Script
 from tests.fakes.slots import Record
-from tests.fakes.wire import EVENTS, Connection, Headers, head
+from tests.fakes.wire import Connection, head
 
 
 class Broken(Exception):
@@ -19,12 +20,16 @@ class Broken(Exception):
 class EventStream:
     """One streamed response, written event by event."""
 
-    def __init__(self, connection: Connection, script: Script, record: Record, headers: Headers) -> None:
+    def __init__(
+        self, connection: Connection, script: Script, record: Record, personality: OpenAI, done: bool
+    ) -> None:
         self._connection = connection
         self._script = script
         self._record = record
-        self._chunked = script.framing == "chunked"
-        self._headers = [*headers, ("Content-Type", EVENTS)]
+        self._personality = personality
+        self._done = done  # whether a good stream ends with [DONE]
+        framing = script.framing or ("close" if personality.closes else "chunked")
+        self._chunked = framing == "chunked"
         self._open = False
 
     async def open(self) -> None:
@@ -36,16 +41,17 @@ class EventStream:
         if not self._chunked:
             self._connection.closes = True
         framing = ("Transfer-Encoding", "chunked") if self._chunked else ("Connection", "close")
-        await self._write(head(200, [*self._headers, framing]))
+        type = self._personality.stream_type
+        await self._write(head(200, [*self._personality.headers, ("Content-Type", type), framing]))
 
     async def comment(self) -> None:
         """Send what engines send while they prefill."""
         await self.open()
         await self._send(self._script.comment + self._script.newline * 2)
 
-    async def event(self, value: dict[str, Any]) -> None:
+    async def event(self, value: dict[str, Any], name: str | None = None) -> None:
         """Send one data event."""
-        await self.raw(self._line("data", json.dumps(value, separators=(",", ":"), ensure_ascii=False)))
+        await self.raw(self._named(name) + self._data(value))
 
     async def raw(self, text: str) -> None:
         """Send one event's text as it is, unless it is here that the script ends the stream."""
@@ -54,9 +60,10 @@ class EventStream:
         await self._send(text)
         self._record.events += 1
 
-    async def done(self, times: int) -> None:
-        """Send the marker so many times, and what the script puts behind it."""
+    async def done(self) -> None:
+        """Send the marker as often as is due, and what the script puts behind it."""
         await self.open()
+        times = self._done if self._script.done is None else self._script.done
         await self._send(self._line("data", "[DONE]") * times + self._script.after_done)
 
     async def close(self) -> None:
@@ -66,17 +73,22 @@ class EventStream:
         else:
             self._connection.close()
 
+    async def error(self, value: dict[str, Any] | None = None) -> None:
+        """Send an error, this one or the engine's usual one, and end the response."""
+        await self.open()
+        route, script = self._record.path, self._script
+        named = self._personality.names_error(route) if script.error_name is None else script.error_name
+        value = value or script.error or self._personality.stream_error(route)
+        await self._send(self._named("error" if named else None) + self._data(value))
+        if script.done or (script.done is None and self._done and self._personality.done_after_error):
+            await self.done()
+        await self.close()
+
     async def end_early(self, following: str = "") -> None:
         """End the stream as the script says, if it is to end after the events sent so far."""
         script, sent = self._script, self._record.events
         if script.error_after == sent:
-            error = self._line("data", json.dumps(script.error))
-            if script.error_name:
-                error = f"event: error{script.newline}{error}"
-            await self._send(error)
-            if script.done:
-                await self.done(script.done)
-            await self.close()
+            await self.error()
             raise Broken
         if script.cut is not None and script.cut_after == sent:
             if script.cut_inside:
@@ -85,6 +97,12 @@ class EventStream:
                 await self.close()
                 raise Broken
             await cut(self._connection, script.cut)
+
+    def _named(self, name: str | None) -> str:
+        return f"event: {name}{self._script.newline}" if name else ""
+
+    def _data(self, value: dict[str, Any]) -> str:
+        return self._line("data", json.dumps(value, separators=(",", ":"), ensure_ascii=False))
 
     def _line(self, name: str, value: str) -> str:
         space = " " if self._script.space else ""
