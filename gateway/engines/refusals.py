@@ -2,7 +2,7 @@
 stands behind proxies that hide which.
 
 The error is described by OpenAI's `{"error": {...}}` (ds4, llama.cpp, vLLM), by Anthropic's
-`{"type": "error", "error": {...}}` (all of them on `/v1/messages`), by SGLang's `{"object": "error",
+`{"type": "error", "error": {...}}` (ds4, vLLM and SGLang on `/v1/messages`), by SGLang's `{"object": "error",
 "message", ...}`, or by words alone: `{"detail": "..."}` or `{"error": "..."}` of frameworks and key checks.
 """
 
