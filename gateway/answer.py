@@ -27,6 +27,7 @@ class StreamedAnswer:
         "_held",
         "_markers",
         "_route",
+        "_token_mark",
         "_wants_usage",
         "answer_bytes",
         "done",
@@ -41,6 +42,7 @@ class StreamedAnswer:
     def __init__(self, route: Route, *, wants_usage: bool, assembly: Assembly | None = None) -> None:
         self._route = route
         self._markers = route.markers
+        self._token_mark = route.token_mark
         self._wants_usage = wants_usage
         self._assembly = assembly
         self._held: list[bytes] = []
@@ -50,7 +52,7 @@ class StreamedAnswer:
         self.error: dict[str, Any] | None = None  # the engine's error event
         self.told = False  # the client has it
         self.usage: Usage | None = None
-        self.events = 0  # data events with tokens; behind the first one every unremarkable event counts
+        self.events = 0  # with tokens
         self.answer_bytes = 0  # of these events
 
     @property
@@ -85,7 +87,7 @@ class StreamedAnswer:
     def _behind_first_token(self, block: bytes) -> bytes:
         plain = _plain_bytes(block, self._markers)
         if plain:
-            self.events += block.count(b"data:", 0, plain)
+            self.events += block.count(self._token_mark, 0, plain)
             self.answer_bytes += plain
         if plain == len(block):
             return block

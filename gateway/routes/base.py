@@ -56,6 +56,7 @@ class Route:
     limit_keys: tuple[str, ...] = ()  # the first one that is not null limits the answer's tokens
     # What may change the course of a stream. Text of the model that contains one only costs a parse.
     markers: tuple[bytes, ...] = ()
+    token_mark: bytes = b"data:"  # stands once in each event that brings tokens
     ending: bytes = b""  # what a stream that has finished may still lack
 
     def prompt(self, text: str, values: dict[str, Any], spans: dict[str, Span]) -> Iterator[Part]:

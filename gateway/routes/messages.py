@@ -70,6 +70,7 @@ class Messages(Anthropic):
     generates = True
     limit_keys = ("max_tokens",)
     markers = (b'"usage"', b'"error"', b'"ping"', b"message_stop", b"[DONE]")
+    token_mark = b'"content_block_delta"'
     ending = STOP
 
     def is_answer(self, document: dict[str, Any]) -> bool:

@@ -18,7 +18,7 @@ MEDIA_KEYS = ("image_url", "file_data")  # whose value may be the data itself
 # Where the engine is to keep a prefix for a while. Claude Code moves this mark to the newest message of
 # each turn: with it in the hash, no turn would continue the one before.
 _CACHE_MARK = r'"cache_control"\s*:\s*(?:\{[^{}]*\}|null)'
-_cache_mark = re.compile(rf",\s*{_CACHE_MARK}|{_CACHE_MARK}\s*,").search
+_cache_mark = re.compile(rf",\s*{_CACHE_MARK}|{_CACHE_MARK}\s*,\s*").search
 
 
 class Part(NamedTuple):

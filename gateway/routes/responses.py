@@ -28,6 +28,7 @@ class Responses(Route):
     listed = "input"
     limit_keys = ("max_output_tokens",)
     markers = (b"response.completed", b"response.incomplete", b"response.failed", b'"error"', b"[DONE]")
+    token_mark = b'"delta"'
 
     def prompt(self, text: str, values: dict[str, Any], spans: dict[str, Span]) -> Iterator[Part]:
         """The instructions, which stand before all items wherever they are in the body; then one piece
