@@ -299,6 +299,21 @@ async def test_a_prompt_that_a_backend_cannot_hold_waits_for_another(
     assert waiting["why"] == {"small": "context", "large": "not_ready"}
 
 
+async def test_a_backup_stands_by(gateway: Gateway, operator: httpx.AsyncClient) -> None:
+    """It is free, and that is no reason to use it; one that is too small is that first."""
+    now = gateway.dispatcher.clock()
+    large = gateway.admission.backends["large"]
+    large.backup = True
+    gateway.admission.set_state("large", State.READY, now)
+    submit(gateway, "running")
+    submit(gateway, "waiting")
+    (waiting,) = (await operator.get("/admin/queue")).json()
+    assert waiting["why"] == {"small": "slots", "large": "standby"}
+    gateway.admission.resize("large", now, slots=1, source=Source.REPORTED, context_tokens=50)
+    (waiting,) = (await operator.get("/admin/queue")).json()
+    assert waiting["why"] == {"small": "slots", "large": "context"}
+
+
 async def test_a_long_prompt_behind_another_waits_by_the_gate(
     gateway: Gateway, operator: httpx.AsyncClient
 ) -> None:

@@ -11,6 +11,7 @@ from gateway.accounting import Record
 from gateway.auth import OPEN, Key
 from gateway.engines.base import CHAT
 from gateway.identify import agent_of, call_of, conversation_of, priority_of, start_by
+from gateway.options import AliasSettings
 from gateway.request import Request, parse
 from gateway.routes.chat import Chat
 from policies.types import Priority
@@ -67,6 +68,16 @@ def test_a_read_limit_counts_only_without_heartbeats() -> None:
     assert start_by(headers, 100.0, heartbeats=True) is None
     for nonsense in (b"", b"x", b"-1", b"nan", b"inf", b"1e99"):
         assert start_by({b"x-stainless-read-timeout": nonsense}, 0.0, heartbeats=False) is None
+
+
+def test_an_alias_brings_its_models() -> None:
+    """The call keeps the name that the client used; without an alias the model itself serves it."""
+    alias = AliasSettings(targets=("t",), fallbacks=("f", "g"))
+    asked = request()
+    for given, expected in ((alias, (("t",), ("f", "g"))), (None, ((), ()))):
+        record = Record("id", CHAT, 0.0)
+        call = call_of(record, {}, asked, OPEN, chain=(), prompt_tokens=9, heartbeats=True, alias=given)
+        assert (call.model, (call.targets, call.fallbacks)) == (asked.model, expected)
 
 
 def test_a_call_holds_no_text() -> None:

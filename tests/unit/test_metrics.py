@@ -190,6 +190,16 @@ def test_what_clients_send_makes_no_series() -> None:
     assert len(series(metrics)) - before <= 50
 
 
+def test_an_alias_is_a_label_as_it_was_asked_for() -> None:
+    """It comes from the configuration; a request for one of its targets is another series."""
+    metrics = Metrics(CollectorRegistry(), fleet(["t"]), "0.1.0", aliases={"agent": "t"})
+    for model in ("agent", "t", "agen"):
+        metrics.observe(record(model=model))
+    at = {"backend": "spark", "outcome": "completed"}
+    for model in ("agent", "t", "other"):
+        assert value(metrics, "requests_total", model=model, **at) == 1
+
+
 def test_an_engine_that_renames_its_model_makes_a_bounded_number_of_series() -> None:
     """Beyond 200 names of models the next ones are other."""
     admission = fleet([])
