@@ -49,11 +49,11 @@ class Usage:
     spec_drafted: int | None = None
     spec_accepted: int | None = None
 
-    def after(self, earlier: Usage | None) -> Usage:
+    def after(self, earlier: Usage) -> Usage:
         """These counts with those of an earlier event of the same stream: Anthropic's first event counts
         the prompt, its last the output. Totals only grow, so a smaller count of the prompt is part of it:
         vLLM repeats `input_tokens` without the cached ones."""
-        if earlier is None or earlier.source is not self.source:
+        if earlier.source is not self.source:
             return self
         prompts = [count for count in (self.prompt_tokens, earlier.prompt_tokens) if count is not None]
         return Usage(

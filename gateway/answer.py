@@ -112,7 +112,7 @@ class StreamedAnswer:
     def _chunk(self, chunk: dict[str, Any], event: bytes) -> bytes:
         usage = self._route.usage(chunk)
         if usage is not None:
-            self.usage = usage.after(self.usage)
+            self.usage = usage if self.usage is None else usage.after(self.usage)
         if self._assembly is not None:
             self._assembly.add(chunk)
         seen = self._route.seen(chunk)

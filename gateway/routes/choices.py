@@ -60,8 +60,10 @@ class Choices(Route):
         """Also an object that is an error as a whole; and an answer that was given up."""
         if _is_aborted(chunk):
             return ABORTED
+        if chunk.get("error"):
+            return super().failure(chunk)
         whole = chunk.get("object") == "error" or ("detail" in chunk and "choices" not in chunk)
-        return super().failure(chunk) or (chunk if whole else None)
+        return chunk if whole else None
 
     def as_stream(self, document: dict[str, Any], *, wants_usage: bool) -> bytes:
         """One chunk with everything, the usage if it was asked for, and the end."""
