@@ -133,7 +133,8 @@ class Fleet:
             backend = self._admission.backends[member.name]
             if backend.state is not State.READY or not backend.serves(call):
                 continue
-            counting = member.engine.count(call.route, request.body)
+            named = request.edited(model=backend.model_for(call))
+            counting = member.engine.count(call.route, named)
             if counting is None:
                 continue
             tokens = await ask_tokenizer(member.upstream, member.engine, counting)

@@ -31,12 +31,13 @@ class DS4(OpenAI):
     name = "ds4"
     paths = (STATS, MODELS)
     routes = frozenset({CHAT, COMPLETIONS, RESPONSES, MESSAGES})
-    # Upstream notices that a client left only when it writes, so what it writes must be a stream.
+    # Upstream before e9ded97 notices that a client left only when it writes: it must write all the time.
     streams_always = True
     reuses_connections = False  # every answer says `Connection: close`
     # The fork looks for its client between chunks of prefill (2,048 tokens) and at each token, and closes
-    # when the request has ended. Upstream sees a half-closed connection as open: the abort after this
-    # time is what stops it.
+    # when the request has ended. Upstream looks too since e9ded97, but on a Mac it takes a half-closed
+    # connection for an open one, and before that commit it did so everywhere: there the abort after this
+    # time stops it (antirez/ds4#786).
     cancel_seconds = 10.0
     close_is_stop = True
     sends_done = True

@@ -124,6 +124,8 @@ class Vllm(OpenAI):
                 )
             case "GET", "/server_info" if self.options.dev_mode:
                 return self.json({"vllm_config": {"scheduler_config": {"max_num_seqs": self.slots.total}}})
+            case "POST", path if path in (TOKENIZE, COUNT_TOKENS) and not self.knows(body.get("model")):
+                return self.model_not_found(path, str(body.get("model")))
             case "POST", path if path == TOKENIZE:
                 return self._tokenized(body)
             case "POST", path if path == COUNT_TOKENS:

@@ -41,7 +41,8 @@ async def two(small: str, large: str, **more: Any) -> AsyncIterator[tuple[Gatewa
             yield front, b0, b1
 
 
-async def test_an_engine_that_counts_is_never_sent_what_it_cannot_hold() -> None:
+@pytest.mark.parametrize("kind", ["llamacpp", "vllm", "sglang"])
+async def test_an_engine_that_counts_is_never_sent_what_it_cannot_hold(kind: str) -> None:
     """Short prompts, long ones and those within a few tokens of a limit, all at once: each is answered by
     an engine that holds it, and no engine has to refuse one."""
     dice = random.Random()
@@ -49,7 +50,7 @@ async def test_an_engine_that_counts_is_never_sent_what_it_cannot_hold() -> None
     sizes += [dice.randrange(SMALL - 20, SMALL + 20) for _ in range(15)]
     sizes += [dice.randrange(2 * SMALL, LARGE - 100) for _ in range(10)]
     dice.shuffle(sizes)
-    async with two("llamacpp", "llamacpp") as (front, small, large):
+    async with two(kind, kind) as (front, small, large):
         bodies = [
             (CHAT, chat(prompt(size), max_tokens=8))
             if dice.random() < 0.5
@@ -65,6 +66,16 @@ async def test_an_engine_that_counts_is_never_sent_what_it_cannot_hold() -> None
             assert "refused" not in state["outcomes"], state
             assert state["over_slots"] == 0
         assert 500 < max(record["prompt_tokens"] for record in await small.records()) < SMALL
+
+
+async def test_an_engine_counts_for_an_alias_too() -> None:
+    """It is asked by the name that it knows: a count near the limit is exact."""
+    aliases = {"models": {"alias": {"targets": ["fake-model"]}}}
+    async with two("vllm", "vllm", **aliases) as (front, small, _):
+        answer = await ask(front, chat(prompt(SMALL - 50), model="alias", max_tokens=8))
+        assert answer.head.status == 200
+        (record,) = [record for record in await small.records() if record["prompt_tokens"] > 100]
+        assert answer.head.headers["x-slotgate-prompt-tokens"] == str(record["prompt_tokens"])
 
 
 @pytest.mark.parametrize("kind", ["llamacpp", "openai"])
