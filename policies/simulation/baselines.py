@@ -184,12 +184,8 @@ class Dynamo(AtArrival):
 
 def prefill_tokens(engine: Engine) -> int:
     """Tokens at the engine that are still to be computed, by what is cached now."""
-    return sum(
-        job.turn.prompt_tokens
-        - (job.cached_tokens if job.started is not None else engine.cache.matched(job.turn.prompt))
-        for job in engine.jobs.values()
-        if job.first is None
-    )
+    unread = [job for job in engine.jobs.values() if job.first is None]
+    return sum(job.turn.prompt_tokens - engine.cached_tokens(job) for job in unread)
 
 
 class CentralQueue:

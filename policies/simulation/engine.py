@@ -85,11 +85,20 @@ class Engine:
         """Tokens of a decoding job so far, as of the last event."""
         return job.turn.output_tokens - (job.last_token - self._tokens)
 
+    def cached_tokens(self, job: Job) -> int:
+        """Of the job's prompt; as things stand now if its prefill has not begun. The last token is always
+        computed: its logits are needed."""
+        if job.work is not None:
+            return job.cached_tokens
+        prompt = job.turn.prompt
+        found = self.cache.found(job.id, prompt) if job.phase is Phase.PREFILL else self.cache.matched(prompt)
+        return min(job.turn.prompt_tokens - 1, found)
+
     def work_left(self, job: Job) -> float:
-        """Seconds of prefill that this job still needs, by what is cached now if it has not begun."""
-        if job.work is None:
-            return self._work(job.turn, self._cached(job) if job.started is not None else self._hit(job.turn))
-        return job.work - job.done
+        """Seconds of prefill that the job still needs, in the same sense."""
+        if job.work is not None:
+            return job.work - job.done
+        return self.profile.prefill_seconds(job.turn.prompt_tokens, self.cached_tokens(job))
 
     # -- events -------------------------------------------------------------------------------------
 
@@ -183,7 +192,7 @@ class Engine:
     def _start(self, job: Job, now: float) -> None:
         self.active += 1
         job.phase, job.started = Phase.PREFILL, now
-        job.cached_tokens = self.cache.start(job.id, job.turn.prompt)
+        self.cache.start(job.id, job.turn.prompt)
         self.entering.append(job)
 
     def _enters(self, job: Job) -> float:
@@ -198,9 +207,9 @@ class Engine:
             job = next((job for job in self.prefills if self._short(job)), job)
         self.prefills.remove(job)
         if job.work is None:
-            job.cached_tokens = self._cached(job)
             job.short = self._short(job)
-            job.work = self._work(job.turn, job.cached_tokens)
+            job.cached_tokens = self.cached_tokens(job)
+            job.work = self.work_left(job)
         return job
 
     def _until_turn(self, job: Job) -> float:
@@ -232,19 +241,7 @@ class Engine:
         self.cache.end(job.id, job.turn.sequence)
 
     def _short(self, job: Job) -> bool:
+        """Whether its prefill is one chunk."""
         if job.work is not None:
             return job.short
-        return job.turn.prompt_tokens - self._cached(job) <= self.profile.chunk_tokens
-
-    def _cached(self, job: Job) -> int:
-        """What a job that has a slot finds; the last token is always computed, its logits are needed."""
-        return min(job.turn.prompt_tokens - 1, max(job.cached_tokens, self._shared(job.turn)))
-
-    def _shared(self, turn: Turn) -> int:
-        return self.cache.matched(turn.prompt) if self.cache.pooled else 0
-
-    def _hit(self, turn: Turn) -> int:
-        return min(turn.prompt_tokens - 1, self.cache.matched(turn.prompt))
-
-    def _work(self, turn: Turn, cached_tokens: int) -> float:
-        return self.profile.prefill_seconds(turn.prompt_tokens, cached_tokens)
+        return job.turn.prompt_tokens - self.cached_tokens(job) <= self.profile.chunk_tokens

@@ -6,8 +6,11 @@ from collections.abc import Iterable
 
 from policies import types as admitted
 from policies.admission import Admission
-from policies.prefix import Link, PrefixShadow
+from policies.learner import Counts, Learner
+from policies.output_length import OutputLength
+from policies.prefix import Link
 from policies.service_model import ServiceModel
+from policies.shadows import SHADOWS
 from policies.simulation.engine import Engine, Job
 from policies.simulation.profile import Profile
 from policies.simulation.router import Decision, Knowledge, Refuse, Request, Start
@@ -24,13 +27,16 @@ class Slotgate:
 
     def __init__(self, knowledge: Knowledge, limits: Limits | None = None) -> None:
         self.admission = Admission(limits or Limits())
+        self._outputs = OutputLength()
+        self._learner = Learner(self.admission.backends, self._outputs)
+        self._usage_known = knowledge.usage_known
         self._calls: dict[str, Call] = {}
         self.waiting = 0
         for engine in knowledge.engines:
             self._join(engine.profile, slots_known=knowledge.slots_known)
 
     def arrive(self, request: Request, now: float) -> list[Decision]:
-        call = _call(request)
+        call = self._call(request)
         self._calls[call.id] = call
         self.waiting += 1
         return self._said(self.admission.submit(call, now))
@@ -44,7 +50,12 @@ class Slotgate:
 
     def ended(self, job: Job, now: float) -> list[Decision]:
         del self._calls[job.id]
-        return self._said(self.admission.finish(job.id, now))
+        lease = self.admission.lease(job.id)
+        assert lease is not None
+        decisions = self.admission.finish(job.id, now)
+        completed = job.ended is not None
+        self._learner.ended(lease, self._counts(job), streamed=True, completed=completed)
+        return self._said(decisions)
 
     def speed(self, engine: Engine, now: float) -> list[Decision]:
         state = State.READY if engine.alive else State.DOWN
@@ -61,7 +72,7 @@ class Slotgate:
         backend = Backend(
             profile.name,
             service_model(profile),
-            PrefixShadow(),
+            SHADOWS[profile.cache](),
             models=frozenset({MODEL}),
             routes=frozenset({ROUTE}),
         )
@@ -72,6 +83,7 @@ class Slotgate:
             slots=profile.slots if slots_known else 1,
             source=Source.REPORTED if slots_known else Source.ASSUMED,
             context_tokens=profile.context_tokens,
+            kv_tokens=profile.pool_tokens or None,
         )
         self.admission.set_state(profile.name, State.READY, 0.0)
 
@@ -90,6 +102,28 @@ class Slotgate:
                     continue
         return told
 
+    def _call(self, request: Request) -> Call:
+        turn, program = request.turn, request.program
+        links = tuple(Link(segment.digest, segment.end_tokens * BYTES_PER_TOKEN) for segment in turn.prompt)
+        return Call(
+            id=request.id,
+            model=MODEL,
+            route=ROUTE,
+            priority=program.priority,
+            agent=program.tenant,
+            arrived=request.arrived,
+            prompt_tokens=turn.prompt_tokens,
+            outputs=self._outputs.of(MODEL, program.priority),
+            chain=links,
+            body_bytes=turn.prompt_tokens * BYTES_PER_TOKEN,
+        )
+
+    def _counts(self, job: Job) -> Counts:
+        """What the engine says of an answer."""
+        if not self._usage_known:
+            return Counts(job.turn.prompt_tokens, None, None)
+        return Counts(job.turn.prompt_tokens, job.cached_tokens, job.turn.output_tokens)
+
 
 def service_model(profile: Profile) -> ServiceModel:
     """What admission believes of the engine at first: the truth, as far as its model holds it."""
@@ -104,20 +138,4 @@ def service_model(profile: Profile) -> ServiceModel:
         decode_depth_seconds=profile.decode_context_seconds,
         starved_tokens_per_second=profile.starved_rate,
         cache_block_tokens=profile.cache_tokens,
-    )
-
-
-def _call(request: Request) -> Call:
-    turn = request.turn
-    links = tuple(Link(segment.digest, segment.end_tokens * BYTES_PER_TOKEN) for segment in turn.prompt)
-    return Call(
-        id=request.id,
-        model=MODEL,
-        route=ROUTE,
-        priority=request.program.priority,
-        agent=request.program.tenant,
-        arrived=request.arrived,
-        prompt_tokens=turn.prompt_tokens,
-        chain=links,
-        body_bytes=turn.prompt_tokens * BYTES_PER_TOKEN,
     )
