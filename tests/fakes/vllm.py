@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any, ClassVar, Literal
 
 from tests.fakes.exposition import family, labels, text
@@ -160,7 +159,6 @@ class Vllm(OpenAI):
         own = labels(**mine)
         drafted, accepted = self.options.drafted(tokens["completion"])
         prompt = tokens["prompt"] + tokens["cached"]
-        booted = time.time() - (time.monotonic() - self.booted)
 
         def by(name: str, **values: int) -> list[tuple[str, float]]:
             return [
@@ -197,7 +195,9 @@ class Vllm(OpenAI):
         rejected = labels(model_name=self.models[0], reason="max_num_queued_reqs")
         return text(
             [
-                family("process_start_time_seconds", "gauge", "Start of the process.", ("", booted)),
+                family(
+                    "process_start_time_seconds", "gauge", "Start of the process.", ("", float(self.started))
+                ),
                 *(family(f"vllm:{name}", kind, name, *series) for name, kind, series in figures),
                 family(
                     "vllm:admission_rejections_total",
