@@ -18,6 +18,8 @@ from tests.fakes.routes import CHAT, COMPLETIONS, MESSAGES, RESPONSES
 from tests.fakes.slots import Record
 from tests.fakes.wire import Request, Response
 
+ANTHROPIC_TYPES = {429: "rate_limit_error", 503: "overloaded_error"}
+
 
 class Ds4Chat(Chat):
     """Chat of upstream."""
@@ -75,7 +77,9 @@ class Ds4Upstream(OpenAI):
 
     def error(self, route: str, status: int, message: str, kind: str, **more: Any) -> Response:
         if route == MESSAGES:
-            return super().error(route, status, message, kind)
+            kind = ANTHROPIC_TYPES.get(status, kind)
+            figures = {name: value for name, value in more.items() if name.startswith("n_")}
+            return self.json({"type": "error", "error": {"type": kind, "message": message} | figures}, status)
         return self.json({"error": {"message": message, "type": kind} | more}, status)
 
     def overlength(self, route: str, tokens: int) -> Response:
@@ -169,7 +173,15 @@ class Ds4(Ds4Upstream):
                 "uptime_seconds": int(self.uptime_seconds),
                 "requests_inflight": slots.concurrent,
             },
-            "serving": {"decode_tok_s_60s": 0.0, "tok_per_step_60s": 1.0},
+            "serving": {
+                "requests_started": self.records.received,
+                "requests_completed": self.records.outcomes["completed"],
+                "requests_canceled": self.records.outcomes["aborted"],
+                "requests_refused_deep_serial": 0,
+                "tokens_decoded": tokens["completion"],
+                "decode_tok_s_60s": 0.0,
+                "tok_per_step_60s": 1.0,
+            },
             "sheds": dict(self.refused),
             "backpressure": {
                 "clients_connected": slots.concurrent,
@@ -186,6 +198,8 @@ class Ds4(Ds4Upstream):
             "cache": {
                 "tokens_prefilled_computed": tokens["prompt"],
                 "tokens_prefilled_cached": tokens["cached"],
+                "cont_admit_rejects": self.refused["memory"],
+                "graph_fit_refusals": 0,
                 "banks_live": len(slots.running),
                 "banks_total": slots.total,
             },

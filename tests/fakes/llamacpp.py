@@ -73,14 +73,30 @@ class LlamaCppMessages(Messages):
         del usage["cache_creation_input_tokens"]
         return usage
 
+    def last_usage(self) -> dict[str, Any]:
+        return {"output_tokens": self.answer.sent}
+
     def whole(self) -> dict[str, Any]:
         return super().whole() | {"stop_sequence": None}
 
 
 class LlamaCppResponses(Responses):
-    """Few members, and completed also where the limit cut it."""
+    """Few members and no numbers, and completed also where the limit cut it."""
 
     text_part: ClassVar[dict[str, Any]] = {"type": "output_text", "annotations": [], "logprobs": []}
+    unsaid: ClassVar[frozenset[str]] = frozenset({"sequence_number", "output_index", "content_index"})
+
+    def opening(self) -> list[Event]:
+        begun = {"id": f"resp_{self.answer.number}", "object": "response", "status": "in_progress"}
+        return [(name, event | {"response": begun}) for name, event in super().opening()]
+
+    def closing(self, usage_on_finish: bool) -> list[Event]:
+        *events, (name, last) = super().closing(usage_on_finish)
+        last["response"].pop("completed_at")
+        return [*events, (name, last | {"timings": timings_of(self.answer)})]
+
+    def first_part(self) -> dict[str, Any]:
+        return {"type": "output_text", "text": ""}
 
     def status(self) -> str:
         return "completed"

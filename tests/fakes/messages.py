@@ -37,7 +37,7 @@ class Messages:
     def closing(self, usage_on_finish: bool) -> list[Event]:
         """The events after the last token."""
         delta = {"stop_reason": self._stop_reason(), "stop_sequence": None}
-        usage = {"usage": self.usage()} if self.answer.wants_usage else {}
+        usage = {"usage": self.last_usage()} if self.answer.wants_usage else {}
         return [*self._close(), _event("message_delta", delta=delta, **usage), _event("message_stop")]
 
     def whole(self) -> dict[str, Any]:
@@ -67,6 +67,10 @@ class Messages:
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": answer.cached_tokens,
         }
+
+    def last_usage(self) -> dict[str, Any]:
+        """What `message_delta` tells of them."""
+        return self.usage()
 
     def _stop_reason(self) -> str:
         return STOP_REASONS.get(self.answer.finish_reason, "end_turn")

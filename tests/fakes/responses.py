@@ -14,7 +14,8 @@ class Responses:
 
     done: ClassVar[bool] = False
     text_part: ClassVar[dict[str, Any]] = {"annotations": [], "type": "output_text"}
-    deltas: ClassVar[dict[str, Any]] = {}  # more members of each delta of text
+    of_text: ClassVar[dict[str, Any]] = {}  # more members of events with text
+    unsaid: ClassVar[frozenset[str]] = frozenset()  # members that events do not have
 
     def __init__(self, answer: Answer) -> None:
         self.answer = answer
@@ -96,12 +97,16 @@ class Responses:
         """The only part of a message."""
         return self.text_part | {"text": text}
 
+    def first_part(self) -> dict[str, Any]:
+        """The same before there are words."""
+        return self.part("")
+
     def _piece(self, delta: dict[str, Any]) -> Iterator[Event]:
         name, value = next(iter(delta.items()))
         match name:
             case "content":
                 yield from self._begin_message()
-                yield self._delta("output_text", value, content_index=0, **self.deltas)
+                yield self._delta("output_text", value, content_index=0, **self.of_text)
             case "reasoning":
                 yield from self._begin_reasoning()
                 yield self._delta("reasoning_text", value, content_index=0)
@@ -116,7 +121,7 @@ class Responses:
     def _begin_message(self) -> Iterator[Event]:
         if self._item is None or self._item["type"] != "message":
             yield from self._begin(self.message(self._new_id("msg"), "in_progress", []))
-            yield self._of_item("response.content_part.added", content_index=0, part=self.part(""))
+            yield self._of_item("response.content_part.added", content_index=0, part=self.first_part())
 
     def _begin_reasoning(self) -> Iterator[Event]:
         if self._item is None or self._item["type"] != "reasoning":
@@ -139,7 +144,8 @@ class Responses:
         match self._item["type"]:
             case "message":
                 part = self.part(self._text)
-                yield self._of_item("response.output_text.done", content_index=0, text=self._text)
+                words = {"text": self._text} | self.of_text
+                yield self._of_item("response.output_text.done", content_index=0, **words)
                 yield self._of_item("response.content_part.done", content_index=0, part=part)
                 done = self.message(self._item["id"], "completed", [part])
             case "reasoning":
@@ -162,7 +168,8 @@ class Responses:
 
     def _event(self, kind: str, **members: Any) -> Event:
         number, self._sequence = self._sequence, self._sequence + 1
-        return kind, members | {"sequence_number": number, "type": kind}
+        members |= {"sequence_number": number, "type": kind}
+        return kind, {name: value for name, value in members.items() if name not in self.unsaid}
 
     def _new_id(self, prefix: str) -> str:
         return f"{prefix}_{self.answer.number}{len(self._items)}"

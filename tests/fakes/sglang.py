@@ -15,6 +15,7 @@ from tests.fakes.routes import CHAT, COMPLETIONS, COUNT_TOKENS, MESSAGES, RESPON
 from tests.fakes.slots import Record
 from tests.fakes.wire import EVENTS, Headers, Request, Response
 
+VERSION = "0.5.23"
 ANTHROPIC_TYPES = {400: "invalid_request_error", 404: "not_found_error", 503: "overloaded_error"}
 
 
@@ -147,9 +148,11 @@ class Sglang(OpenAI):
     def other(self, request: Request, body: dict[str, Any]) -> Response:
         match request.method, request.path:
             case "GET", "/health" | "/health_generate" | "/ready":
-                return Response(200, b"", list(self.headers))
+                return Response(200, b"", list(self.headers), "")
             case "GET", "/server_info" | "/get_server_info":
                 return self.json(self._server_info())
+            case "GET", "/v1/loads":
+                return self.json({"version": VERSION, "loads": [self._load()]})
             case "GET", "/model_info" | "/get_model_info":
                 return self.json({"model_path": self.models[0], "is_generation": True})
             case "GET", "/metrics":
@@ -173,6 +176,22 @@ class Sglang(OpenAI):
             "max_model_len": self.options.context_tokens,
         }
 
+    def _load(self) -> dict[str, Any]:
+        """The one rank's load, made for routers."""
+        slots = self.slots
+        load: dict[str, Any] = {
+            "dp_rank": 0,
+            "num_running_reqs": len(slots.running),
+            "num_waiting_reqs": len(slots.waiting),
+            "num_used_tokens": slots.held,
+            "max_total_num_tokens": self.kv_tokens,
+            "max_running_requests": slots.total,
+            "token_usage": min(1.0, slots.held / self.kv_tokens),
+        }
+        if self.options.spec_accept:
+            load["speculative"] = {"accept_rate": self.options.spec_accept}
+        return load
+
     def _server_info(self) -> dict[str, Any]:
         state = {
             "effective_max_running_requests_per_dp": self.slots.total,
@@ -188,7 +207,7 @@ class Sglang(OpenAI):
             "max_total_num_tokens": self.kv_tokens,
             "startup_time": {"load_weight": 1.0, "scheduler_e2e": 10 + self.started % 1000 / 100},
             "internal_states": [state],
-            "version": "0.5.23",
+            "version": VERSION,
             "frontend": "python",
         }
 

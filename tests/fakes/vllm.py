@@ -112,14 +112,14 @@ class Vllm(OpenAI):
     def other(self, request: Request, body: dict[str, Any]) -> Response:
         match request.method, request.path:
             case "GET", "/health" | "/ping":
-                return Response(200, b"", list(self.headers))
+                return Response(200, b"", list(self.headers), "")
             case "GET", "/version":
                 return self.json({"version": "0.32.0"})
             case "GET", "/load":
                 return self.json({"server_load": 0})  # whatever the load, without a flag
             case "GET", "/metrics":
                 return Response(
-                    200, self._metrics(), list(self.headers), "text/plain; version=0.0.4; charset=utf-8"
+                    200, self._metrics(), list(self.headers), "text/plain; version=1.0.0; charset=utf-8"
                 )
             case "GET", "/server_info" if self.options.dev_mode:
                 return self.json({"vllm_config": {"scheduler_config": {"max_num_seqs": self.slots.total}}})
@@ -133,7 +133,9 @@ class Vllm(OpenAI):
 
     def unknown(self, request: Request) -> Response:
         if request.path in POSTED:
-            return self.json({"detail": "Method Not Allowed"}, 405)
+            response = self.json({"detail": "Method Not Allowed"}, 405)
+            response.headers.append(("Allow", "POST"))
+            return response
         return self.json({"detail": "Not Found"}, 404)
 
     def model(self, name: str) -> dict[str, Any]:

@@ -30,13 +30,16 @@ class VllmChat(Chat):
         return [(None, chunk | NO_PROMPT)]
 
     def chunk(self, delta: dict[str, Any], finish_reason: str | None) -> dict[str, Any]:
+        if finish_reason is not None:  # comes with the last token; here that is sent already
+            delta = {"reasoning" if self.answer.reasoned == self.answer.sent > 0 else "content": ""}
         chunk = super().chunk(delta, finish_reason)
         more = {"token_ids": None} if finish_reason is None else {"stop_reason": None, "token_ids": None}
         chunk["choices"][0] |= more
         return chunk
 
-    def usage_events(self) -> list[Event]:
-        return [(None, chunk | {"system_fingerprint": FINGERPRINT}) for _, chunk in super().usage_events()]
+    def closing(self, usage_on_finish: bool) -> list[Event]:
+        *events, (name, last) = super().closing(usage_on_finish)
+        return [*events, (name, last | {"system_fingerprint": FINGERPRINT})]
 
     def choice(self) -> dict[str, Any]:
         empty: dict[str, Any] = {"refusal": None, "annotations": None, "audio": None, "function_call": None}
@@ -111,10 +114,13 @@ class VllmResponses(Responses):
     """Responses: the last event is `response.completed` also where the limit cut the answer."""
 
     text_part: ClassVar[dict[str, Any]] = {"annotations": [], "type": "output_text", "logprobs": None}
-    deltas: ClassVar[dict[str, Any]] = {"logprobs": []}
+    of_text: ClassVar[dict[str, Any]] = {"logprobs": []}
 
     def last(self) -> str:
         return "response.completed"
+
+    def first_part(self) -> dict[str, Any]:
+        return super().first_part() | {"logprobs": []}
 
     def message(self, id: str, status: str, content: list[dict[str, Any]]) -> dict[str, Any]:
         return super().message(id, status, content) | {"phase": None}

@@ -165,11 +165,8 @@ class Connection(asyncio.Protocol):
 
     def respond(self, response: Response, *, body_bytes: int | None = None) -> None:
         """Send a response, or only so much of the body it promises."""
-        headers = [
-            *response.headers,
-            ("Content-Type", response.type),
-            ("Content-Length", str(len(response.body))),
-        ]
+        type = [("Content-Type", response.type)] if response.type else []
+        headers = [*response.headers, *type, ("Content-Length", str(len(response.body)))]
         if self.closes:
             headers.append(("Connection", "close"))
         self.write(head(response.status, headers) + response.body[:body_bytes])
