@@ -28,6 +28,7 @@ __all__ = [
     "KeySettings",
     "Option",
     "Settings",
+    "dotted",
     "is_loopback",
     "load",
     "options",
@@ -136,13 +137,13 @@ class _Loader:
                     value = text if is_text else json.loads(text)
                 except (ValueError, RecursionError):
                     if len(path) == 1:
-                        self._faults.append(Fault(variable, _dotted(path), "is not JSON"))
+                        self._faults.append(Fault(variable, dotted(path), "is not JSON"))
                         continue
                     value = text  # which is then told what it must be
                 self._put(raw, path, value, variable)
             elif variable.startswith(PREFIX) and "__" in variable:
                 path = tuple(variable.removeprefix(PREFIX).lower().split("__"))
-                self._faults.append(Fault(variable, _dotted(path), _unknown(variable, variables)))
+                self._faults.append(Fault(variable, dotted(path), _unknown(variable, variables)))
 
     def _put(self, raw: Table, path: tuple[str, ...], value: object, origin: str) -> None:
         """Set one value; a section that is no table stays as it is, and is a fault of the file."""
@@ -199,7 +200,7 @@ class _Loader:
     def _fault(self, path: KeyPath, reason: str) -> None:
         prefixes = (path[:length] for length in range(len(path), 0, -1))
         where = next((self._origins[prefix] for prefix in prefixes if prefix in self._origins), None)
-        self._faults.append(Fault(where or self._file or "", _dotted(path), reason))
+        self._faults.append(Fault(where or self._file or "", dotted(path), reason))
 
 
 def _contradictions(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
@@ -262,10 +263,10 @@ def _unknown(name: str, known: Iterable[str]) -> str:
 def _declared(path: KeyPath) -> str:
     """The name under which the option at this place would be declared."""
     chosen = path[0] == "models" and len(path) > 1  # its second part is a name of the operator's choice
-    return re.sub(r"\[\d+\]", "[]", ".".join(("models.*", _dotted(path[2:]))) if chosen else _dotted(path))
+    return re.sub(r"\[\d+\]", "[]", ".".join(("models.*", dotted(path[2:]))) if chosen else dotted(path))
 
 
-def _dotted(path: KeyPath) -> str:
+def dotted(path: KeyPath) -> str:
     """`backends[0].url`; a part that is no plain word is quoted, so that a fault stays one line."""
     text = ""
     for part in path:

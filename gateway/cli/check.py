@@ -40,8 +40,8 @@ def check(
     """
     from gateway.settings import DEFAULT_FILE, ConfigError, Fault, load
 
-    source = config or os.environ.get("SLOTGATE_CONFIG") or DEFAULT_FILE
-    source = "SLOTGATE_BACKENDS" if "SLOTGATE_BACKENDS" in os.environ else source
+    file = config or os.environ.get("SLOTGATE_CONFIG") or DEFAULT_FILE
+    source = "SLOTGATE_BACKENDS" if "SLOTGATE_BACKENDS" in os.environ else file
     rows: list[dict[str, Any]] = []
     try:
         settings = load(config, os.environ)
@@ -51,6 +51,7 @@ def check(
         seen = asyncio.run(_look(settings))
         rows = [_row(*pair) for pair in zip(settings.backends, seen, strict=True)]
         faults = [Fault(source, key, reason) for key, reason in _faults(settings, seen)]
+        faults += [Fault(file, key, reason) for key, reason in _aliases(settings, seen)]
     if as_json:
         print(json.dumps({"valid": not faults, "faults": [asdict(f) for f in faults], "backends": rows}))
     elif rows:
@@ -85,6 +86,21 @@ def _faults(settings: Settings, seen: list[Seen]) -> Iterator[tuple[str, str]]:
                 yield f"backends[{i}].tls_ca_file", f"cannot be used: {error.strerror or error}"
         if one.fault:
             yield f"backends[{i}].url", f"{backend.url} {one.fault}; {MENDS[one.state]}"
+
+
+def _aliases(settings: Settings, seen: list[Seen]) -> Iterator[tuple[str, str]]:
+    """What is wrong with aliases by the models that the engines tell; one that tells none may serve any."""
+    from gateway.settings import dotted
+
+    told = [set(b.models or one.report.models or ()) for b, one in zip(settings.backends, seen, strict=True)]
+    for alias, choice in settings.models.items():
+        for backend, models in zip(settings.backends, told, strict=True):
+            if alias in models:
+                yield dotted(("models", alias)), f"is a model of {backend.url} too; name the alias otherwise"
+        for option in ("targets", "fallbacks"):
+            for i, model in enumerate(getattr(choice, option)):
+                if all(models and model not in models for models in told):
+                    yield dotted(("models", alias, option, i)), f"no backend serves {model!r}; correct it"
 
 
 def _row(backend: BackendSettings, seen: Seen) -> dict[str, Any]:

@@ -325,6 +325,32 @@ async def test_check_shows_what_each_backend_is(tmp_path: Path) -> None:
     assert line.endswith("does not answer: connection refused; start it, or correct the url")
 
 
+async def test_check_holds_aliases_to_the_models_that_engines_tell(tmp_path: Path) -> None:
+    """A name that is taken, and models that nobody serves; while an engine has told none, it may be any."""
+    async with engine("openai", model=["a", "b"]) as one, engine("llamacpp", loading_seconds=60) as loading:
+        file = tmp_path / "slotgate.toml"
+        text = f"""
+            [models.b]
+            targets = ["a"]
+            [models."x/y"]
+            targets = ["a", "c"]
+            fallbacks = ["d", "a"]
+            [[backends]]
+            url = "{one.url}"
+            """
+        file.write_text(text)
+        bad = await command("check", folder=tmp_path)
+        file.write_text(text.replace("[models.b]", "[models.z]") + f'[[backends]]\nurl = "{loading.url}"\n')
+        good = await command("check", folder=tmp_path)
+    assert bad.code == 1
+    assert [line.removeprefix("slotgate: ") for line in bad.lines] == [
+        "slotgate.toml: models.b: is a model of " + one.url + " too; name the alias otherwise",
+        """slotgate.toml: models."x/y".targets[1]: no backend serves 'c'; correct it""",
+        """slotgate.toml: models."x/y".fallbacks[0]: no backend serves 'd'; correct it""",
+    ]
+    assert (good.code, good.err) == (0, "")
+
+
 # -- status ---------------------------------------------------------------------------------------
 
 
