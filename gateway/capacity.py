@@ -57,7 +57,7 @@ class Capacity:
             told.source or Source.ASSUMED,
             told,
             Figure.told(settings.context_tokens, report.context_tokens),
-            Figure.told(settings.kv_tokens, report.kv_tokens),
+            Figure.told(settings.kv_tokens, report.kv_tokens, seen.kv_tokens),
         )
 
     @property
@@ -80,12 +80,15 @@ class Experience:
     """What an engine's own figures have shown since its process began; a new process begins anew.
 
     An engine that keeps its number of slots to itself shows it when they are all taken: requests wait in
-    it then, and as many run as it has. One that runs short of memory refuses requests, or throws them out
-    and computes them again (vLLM's preemption): it is given one request less for a while.
+    it then, and as many run as it has. One whose slots share one memory (llama.cpp's unified KV, its default)
+    tells the whole of it as the context of each, and shows the truth when answers fail for want of it. One
+    that refuses requests for want of memory, or throws them out and computes them again (vLLM's
+    preemption), is given one request less for a while.
     """
 
     slots: int | None = None  # the most requests that ran while others waited
-    lowered: int = 0
+    kv_tokens: int | None = None  # the context of one slot, where it turned out to be that of all
+    lowered: int = 0  # slots that are left alone
     _full: int = 0  # requests that ran at the last look, if others waited
     _refused: int | None = None  # the engine's count at the last look
     _changed: float = float("-inf")  # the last step
@@ -94,15 +97,24 @@ class Experience:
     def look(self, report: Report, slots: int, now: float) -> None:
         """One more report of an engine that is given so many requests at a time by now."""
         self._learn(report)
-        if report.refused is None:
-            return
-        if self._refused is not None and report.refused > self._refused:
-            self._strained = now
-            if now - self._changed >= LOWER_SECONDS and slots > 1:
-                self.lowered, self._changed = self.lowered + 1, now
+        before, refused = self._refused, report.refused
+        if before is not None and refused is not None and refused > before:
+            self._strain(slots, now)
         elif self.lowered and now - max(self._changed, self._strained) >= RESTORE_SECONDS:
             self.lowered, self._changed = self.lowered - 1, now
-        self._refused = report.refused
+        self._refused = before if refused is None else refused
+
+    def overfilled(self, capacity: Capacity, now: float) -> None:
+        """Answers failed because the memory that all requests share was full."""
+        if self.kv_tokens is None and capacity.kv_tokens.value is None:
+            self.kv_tokens = capacity.context_tokens.value
+        else:
+            self._strain(capacity.slots, now)
+
+    def _strain(self, slots: int, now: float) -> None:
+        self._strained = now
+        if now - self._changed >= LOWER_SECONDS and slots > 1:
+            self.lowered, self._changed = self.lowered + 1, now
 
     def _learn(self, report: Report) -> None:
         """A request that has just arrived waits for one step, too: the smaller of two looks counts."""

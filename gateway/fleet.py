@@ -116,6 +116,11 @@ class Fleet:
         routes = self._admission.backends[member.name].routes - {route}
         self._dispatcher.apply(self._admission.serve_routes(member.name, routes, self._clock()))
 
+    def overfilled(self, member: Member) -> None:
+        """An answer failed there because the memory that all requests share was full."""
+        member.experience.overfilled(member.capacity, self._clock())
+        member.wake.set()
+
     async def is_gone(self, member: Member, ends: int) -> bool:
         """Whether the process that had the request is provably down, or another one by now.
 

@@ -134,6 +134,10 @@ class Engine(Protocol):
         """What an answer that is not 2xx means."""
         ...
 
+    def overfilled(self, error: object) -> bool:
+        """Whether this object of an error says that the memory which all requests share was full."""
+        ...
+
     def max_tokens(
         self, asked: int | None, default: int | None, prompt_tokens: int, context_tokens: int | None
     ) -> int | None:

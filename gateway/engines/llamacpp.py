@@ -4,6 +4,7 @@ it keeps a non-streaming request of a client that left alive; `/props` and `/met
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -27,6 +28,8 @@ from policies.service_model import ServiceModel
 
 PROPS = "/props"
 METRICS = "/metrics"
+
+_FULL = re.compile(r"(?:decode\(\) failed: )?Context size has been exceeded")
 
 
 class LlamaCpp(OpenAI):
@@ -91,6 +94,12 @@ class LlamaCpp(OpenAI):
             ),
             started=page.headers.get("process-start-time-unix") if page else None,
         )
+
+    def overfilled(self, error: object) -> bool:
+        """With unified KV all running answers, or the longest, fail when it is full (500, or in a stream);
+        without it an answer only ends at its slot's context."""
+        message = member(error, "message")
+        return isinstance(message, str) and _FULL.match(message) is not None
 
     def count(self, route: str, body: bytes) -> Count | None:
         """Exact, template included; a prompt that is not one string is not counted."""

@@ -46,6 +46,10 @@ class OpenAI:
         """By its shape: a plain engine may be any of them."""
         return refusals.refusal(answer)
 
+    def overfilled(self, error: object) -> bool:
+        """No words for it are known."""
+        return False
+
     def max_tokens(
         self, asked: int | None, default: int | None, prompt_tokens: int, context_tokens: int | None
     ) -> int | None:

@@ -155,9 +155,25 @@ def test_what_was_refused_before_the_first_look_is_not_ours() -> None:
     assert seen.lowered == 1
 
 
-def test_a_report_without_the_counter_changes_nothing() -> None:
-    """One probe may have met an engine too busy to tell."""
-    engine = Engine()
-    engine.look(refused=1, seconds=LOWER_SECONDS)
-    engine.seen.look(Report(slots=6), 6, engine.now + 10 * RESTORE_SECONDS)
-    assert engine.seen.lowered == 1
+def test_answers_that_fail_for_want_of_memory_show_that_slots_share_it() -> None:
+    """What was told as the context of each slot is that of all together. Where that is known, or a budget
+    is, there are still too many requests."""
+    seen, told = Experience(), Report(slots=4, context_tokens=131_072)
+    seen.overfilled(capacity(told, seen), 0.0)
+    after = capacity(told, seen)
+    assert (after.slots, after.kv_tokens.value, after.kv_tokens.source) == (4, 131_072, Source.LEARNT)
+    seen.overfilled(after, 1.0)
+    assert capacity(told, seen).slots == 3
+
+    mine = Experience()
+    mine.overfilled(capacity(told, mine, kv_tokens=90_000), 0.0)
+    assert (mine.kv_tokens, mine.lowered) == (None, 1)
+    mine.look(told, 3, RESTORE_SECONDS)
+    assert mine.lowered == 0
+
+
+def test_without_a_context_there_is_no_budget_to_learn() -> None:
+    """Then nothing changes: there is no llama.cpp that does not tell it."""
+    seen = Experience()
+    seen.overfilled(capacity(Report(slots=4), seen), 0.0)
+    assert capacity(Report(slots=4), seen).kv_tokens.value is None

@@ -98,3 +98,18 @@ def test_what_cannot_be_counted_is_none() -> None:
     """A route without a counting path, and an answer that is an error."""
     assert LLAMACPP.count(EMBEDDINGS, b'{"input": "Hi"}') is None
     assert LLAMACPP.counted(recorded("llamacpp/loading")) is None
+
+
+@pytest.mark.parametrize(
+    ("message", "full"),
+    [
+        ("Context size has been exceeded.", True),
+        ("decode() failed: Context size has been exceeded. off = 156, n_batch = 1, ret = 1", True),
+        ('unknown argument: "Context size has been exceeded."', False),
+        (None, False),
+    ],
+)
+def test_its_shared_memory_was_full(message: object, full: bool) -> None:
+    """As it says it; a prompt may say so too, but not at the beginning of an error."""
+    assert LLAMACPP.overfilled({"code": 500, "message": message, "type": "server_error"}) is full
+    assert not LLAMACPP.overfilled(message)
