@@ -47,7 +47,7 @@ class Turn:
     prompt: tuple[Segment, ...]
     output_tokens: int
     answer: int  # digest of the prompt with its answer, as the next prompt may continue it
-    think_seconds: float = 0.0
+    think_seconds: float = 0.0  # the first turn of a program comes when that starts
 
     @property
     def prompt_tokens(self) -> int:

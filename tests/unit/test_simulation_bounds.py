@@ -1,0 +1,124 @@
+"""Lower bounds: sound under every policy, and tight where the answer is known."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from itertools import product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from policies.simulation.bounds import bounds, fluid_seconds
+from policies.simulation.engine import Mode
+from policies.simulation.profile import DS4_64K, LLAMACPP_131K, PROFILES, VLLM_2SPARK, Profile
+from policies.simulation.report import figures
+from policies.simulation.workload import Digests, Program, Segment, Turn, Workload, conversation
+from policies.simulator import POLICIES, simulate
+from policies.types import Priority
+
+SIDES = (0, 1)
+# Nothing that the bound leaves out on purpose.
+PLAIN = replace(DS4_64K, quadratic_seconds=0.0, latency_seconds=0.0)
+
+
+def cold(number: int, prompt_tokens: int, output_tokens: int) -> Turn:
+    return Turn((Segment(2 * number, prompt_tokens),), output_tokens, 2 * number + 1)
+
+
+def crowd(seed: int, count: int) -> list[Program]:
+    """Agents of a few turns, all with one head."""
+    chance, digests = random.Random(seed), Digests()
+    head = (Segment(digests.new(), 3000),)
+    programs = []
+    for number in range(count):
+        steps = [(chance.randint(50, 8000), chance.randint(1, 600), chance.uniform(0, 10)) for _ in range(4)]
+        turns = tuple(conversation(head, steps, digests))
+        programs.append(Program(f"{number}", "crowd", Priority.AGENT, chance.uniform(0, 20), turns))
+    return programs
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("mode", Mode)
+@pytest.mark.parametrize("count", [1, 4, 30])
+def test_no_policy_beats_them(policy: str, mode: Mode, count: int) -> None:
+    """Neither the makespan, nor the hits, nor any percentile of first tokens."""
+    profiles = list(PROFILES.values())
+    for seed in range(3):
+        programs = crowd(seed, count)
+        best = bounds(profiles, programs)
+        run = figures(simulate(profiles, Workload(programs), policy, mode), profiles)
+        assert run.makespan_seconds >= best.makespan_seconds
+        assert run.hit_ratio <= best.hit_ratio + 1e-9
+        assert run.ttft["agent"].p50 >= best.ttft["agent"].p50 - 1e-9
+        assert run.ttft["agent"].p99 >= best.ttft["agent"].p99 - 1e-9
+
+
+def test_one_engine_is_full_all_the_time() -> None:
+    """On one engine there is nothing to choose: the sum of what requests take."""
+    turns = [(cold(number, 100 * number, 200), 0) for number in range(1, 30)]
+    prefill = sum(PLAIN.prefill_seconds(turn.prompt_tokens, 0) for turn, _ in turns)
+    rate = PLAIN.slots / PLAIN.token_seconds(PLAIN.slots, 0)
+    tokens = sum(turn.output_tokens - 1 for turn, _ in turns)
+    expected = prefill + (tokens - prefill * PLAIN.starved_rate * PLAIN.slots) / rate
+    assert fluid_seconds([PLAIN], turns) == pytest.approx(expected, rel=0.01)
+
+
+def test_prefill_alone_can_be_what_takes_longest() -> None:
+    """Answers that are made while others read cost nothing."""
+    turns = [(cold(number, 20_000, 2), 0) for number in range(5)]
+    prefill = sum(PLAIN.prefill_seconds(turn.prompt_tokens, 0) for turn, _ in turns)
+    assert fluid_seconds([PLAIN], turns) == pytest.approx(prefill, rel=0.01)
+
+
+def test_two_equal_engines_take_half() -> None:
+    """Requests may be split."""
+    turns = [(cold(number, 3000, 300), 0) for number in range(9)]
+    alone = fluid_seconds([PLAIN], turns)
+    assert fluid_seconds([PLAIN, replace(PLAIN, name="twin")], turns) == pytest.approx(alone / 2, rel=0.01)
+
+
+def test_unlike_engines_share_by_their_speed() -> None:
+    """Of equal requests each takes as many as it can in the time that all take."""
+    turns = [(cold(number, 500, 400), 0) for number in range(100)]
+    alone = [fluid_seconds([profile], turns) for profile in PROFILES.values()]
+    together = 1 / sum(1 / seconds for seconds in alone)
+    assert fluid_seconds(list(PROFILES.values()), turns) == pytest.approx(together, rel=0.01)
+
+
+@given(
+    some.lists(some.tuples(some.integers(10, 30_000), some.integers(1, 800)), min_size=1, max_size=5),
+    some.sampled_from([(VLLM_2SPARK, LLAMACPP_131K), (DS4_64K, LLAMACPP_131K), (VLLM_2SPARK, DS4_64K)]),
+)
+def test_no_split_of_requests_is_better(rows: list[tuple[int, int]], fleet: tuple[Profile, Profile]) -> None:
+    """Every way to give each request to one of two engines takes at least as long."""
+    turns = [(cold(number, prompt, output), 0) for number, (prompt, output) in enumerate(rows)]
+    bound = fluid_seconds(fleet, turns)
+    splits = []
+    for choice in product(SIDES, repeat=len(turns)):
+        shares = [
+            [turn for turn, chosen in zip(turns, choice, strict=True) if chosen == side] for side in (0, 1)
+        ]
+        splits.append(max(fluid_seconds([fleet[side]], shares[side]) for side in (0, 1)))
+    assert bound <= min(splits) * 1.0001
+
+
+def test_the_longest_program_is_a_path() -> None:
+    """Its pauses, and its turns one after the other on the fastest engine, warm."""
+    digests = Digests()
+    turns = tuple(conversation((), [(4000, 100, 0.0), (500, 100, 7.0)], digests))
+    program = Program("one", "one", Priority.AGENT, 5.0, turns)
+    first = VLLM_2SPARK.service_seconds(4000, 0, 100)
+    second = VLLM_2SPARK.service_seconds(4600, 4100, 100)
+    found = bounds([VLLM_2SPARK, LLAMACPP_131K], [program])
+    assert found.path_seconds == pytest.approx(first + 7.0 + second)
+    assert found.makespan_seconds == found.path_seconds
+    assert found.hit_ratio == pytest.approx(4100 / 8600)
+
+
+def test_an_engine_that_cannot_hold_a_request_is_no_choice() -> None:
+    """The others must take it."""
+    turns = [(cold(0, 100_000, 10), 0)]
+    both, one = fluid_seconds([LLAMACPP_131K, DS4_64K], turns), fluid_seconds([LLAMACPP_131K], turns)
+    assert both == pytest.approx(one, rel=0.01)
