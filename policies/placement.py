@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from policies import filters, order
 from policies.cost import Cost, cost
-from policies.tiers import Tiers, tiers
+from policies.tiers import Tiers, levels, tiers
 from policies.types import Backend, Call, Limits, Priority, Reason, Refusal, Rejected, State
 from policies.waiting import Waiting
 
@@ -72,7 +72,7 @@ class Placement:
         return tiers(call, backends) or self._too_long(call, backends)
 
     def _too_long(self, call: Call, backends: Sequence[Backend]) -> Rejected:
-        limit = filters.largest_context(backends)
+        limit = filters.largest_context([b for level in levels(call, backends) for b in level])
         return Rejected(call, Refusal.CONTEXT_LENGTH_EXCEEDED, limit_tokens=limit)
 
     def _cheapest(

@@ -17,23 +17,19 @@ def tiers(call: Call, backends: Sequence[Backend]) -> Tiers:
     """The backends whose slots hold the call, the preferred ones first; empty: no slot holds it.
 
     `backends` serve the call. A backup counts when no other backend of its model that holds the call is
-    ready, a fallback when none of the models before it has a ready backend, be its slots full or too small:
-    a prompt that is too long must not change the model. Those that are not ready stay in, as one of them
-    may be due for its trial.
+    ready. Those that are not ready stay in, as one of them may be due for its trial.
     """
     if not call.fallbacks and not [b for b in backends if b.backup]:
         fits = filters.fitting(call, backends)
         return [fits] if fits else []
     found: Tiers = []
-    for level in _levels(call, backends):
+    for level in levels(call, backends):
         for backup in (False, True):
             fits = filters.fitting(call, [backend for backend in level if backend.backup is backup])
             if fits:
                 found.append(fits)
             if _ready(fits):
-                return found
-        if _ready(level):
-            return found
+                break
     return found
 
 
@@ -43,14 +39,16 @@ def standby(call: Call, backend: Backend) -> bool:
     return backend.backup or not (backend.models is None or not backend.models.isdisjoint(targets))
 
 
-def _levels(call: Call, backends: Sequence[Backend]) -> Iterator[Sequence[Backend]]:
-    """Those that serve a target, then those of each fallback."""
-    targets = call.targets or (call.model,)
-    left = backends
-    for models in (targets, *((fallback,) for fallback in call.fallbacks)):
+def levels(call: Call, backends: Sequence[Backend]) -> Iterator[Sequence[Backend]]:
+    """Those that serve a target, then those of each fallback, until there is a ready one: be its slots full
+    or too small, since a prompt that is too long must not change the model."""
+    left = list(backends)
+    for models in (call.targets or (call.model,), *((fallback,) for fallback in call.fallbacks)):
         level = [b for b in left if b.models is None or not b.models.isdisjoint(models)]
         left = [b for b in left if b not in level]
         yield level
+        if _ready(level):
+            return
 
 
 def _ready(backends: Sequence[Backend]) -> bool:

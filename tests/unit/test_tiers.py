@@ -117,7 +117,7 @@ def test_a_fallback_is_not_tried_while_a_target_is_up() -> None:
     target = of("target", slots=0, context_tokens=4096)
     call = an_alias("target", fallbacks=("spare",))
     assert names(call, target, of("spare")) == [["target"]]
-    admission = an_admission(target, of("spare"))
+    admission = an_admission(target, of("spare", context_tokens=32768))
     assert granted(admission.submit(call, 0.0)) == {}
     long = an_alias("target", fallbacks=("spare",), id="long", prompt_tokens=9000)
     rejection = rejected(admission.submit(long, 0.0))["long"]
