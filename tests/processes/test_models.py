@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.processes.asking import CHAT, Reply, arrival, ask, counted, fault, metric, of, waits
+from tests.fakes.routes import CHAT, COMPLETIONS, COUNT_TOKENS, EMBEDDINGS, MESSAGES, RESPONSES, TOKENIZE
+from tests.processes.asking import Reply, arrival, ask, counted, fault, metric, of, waits
 from tests.processes.fleet import becomes
 from tests.processes.harness import Engine, Gateway, RawClient, chat, engine, gateway
 
@@ -176,6 +177,36 @@ async def test_an_engine_that_serves_a_model_named_as_an_alias() -> None:
         warning = "b0 serves a model 'agent', which is also an alias"
         messages = [json.loads(line)["message"] for line in front.process.errors.splitlines()]
         assert len([message for message in messages if message.startswith(warning)]) == 1
+
+
+async def test_an_alias_is_served_on_every_route() -> None:
+    """Each engine refuses a model that it does not know, so it was told its own; a route that the target's
+    engine lacks is served by the fallback's."""
+    asked = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
+    bodies: dict[str, dict[str, Any]] = {
+        CHAT: asked,
+        COMPLETIONS: {"prompt": "hi"},
+        RESPONSES: {"input": "hi"},
+        MESSAGES: asked,
+        COUNT_TOKENS: asked,
+        TOKENIZE: {"prompt": "hi"},
+        EMBEDDINGS: {"input": "hi"},
+    }
+    async with (
+        engine("vllm", model=["big"]) as big,
+        engine("sglang", model=["spare"], embeddings=True) as spare,
+        gateway(
+            {
+                "backends": [{"name": "b0", "url": big.url}, {"name": "b1", "url": spare.url}],
+                "models": {"agent": {"targets": ["big"], "fallbacks": ["spare"]}},
+            }
+        ) as front,
+    ):
+        for name in ("b0", "b1"):
+            await becomes(front, name, "ready")
+        for path, body in bodies.items():
+            reply = await ask(front, body | {"model": "agent"}, path=path)
+            assert serving(reply) == ("b1" if path == EMBEDDINGS else "b0"), path
 
 
 @pytest.mark.parametrize("streams", [True, False])
