@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from policies.types import Priority
+from policies.prompt_length import Content
+from policies.types import Lease, Priority
 
 TOKENS_MAX = 2**40  # what an engine counts beyond it is no count
 
@@ -126,11 +127,14 @@ class Record:
     conversation: str | None = None
     streamed: bool = False  # to the client
     backend: str = ""  # of the last dispatch
+    lease: Lease | None = None
     prepare_seconds: float | None = None  # of the gateway's own, from a whole body to a known call
     dispatched: float | None = None  # the last time
     first_token: float | None = None
     last_token: float | None = None
     ended: float | None = None
+    prompt: Content | None = None  # what it is made of
+    prompt_bytes: int = 0
     prompt_tokens_estimated: int | None = None
     cached_tokens_predicted: int | None = None
     prompt_tokens: int | None = None
@@ -252,8 +256,8 @@ class Observer(Protocol):
 class Accounts:
     """Closes records, and keeps the sums since the start."""
 
-    def __init__(self, metrics: Observer) -> None:
-        self._metrics = metrics
+    def __init__(self, *observers: Observer) -> None:
+        self._observers = observers
         self._event_ratio = ByteRatio(TOKENS_PER_EVENT_BYTE)
         self._document_ratio = ByteRatio(TOKENS_PER_DOCUMENT_BYTE)
         self.outcomes: Counter[str] = Counter()
@@ -270,7 +274,8 @@ class Accounts:
         self.outcomes[record.outcome] += 1
         if record.source is not None:
             self.totals[record.source].add(record)
-        self._metrics.observe(record)
+        for observer in self._observers:
+            observer.observe(record)
 
     def _estimate(self, record: Record) -> None:
         """Learn from an answer that was counted; put estimates where counts are missing."""

@@ -27,6 +27,7 @@ from gateway.edge import AsgiArrival, Receive, Scope, Send
 from gateway.fleet import Fleet
 from gateway.handler import Handler
 from gateway.inflight import Inflight, Inflights, Phase
+from gateway.lessons import Lessons
 from gateway.metrics import Metrics
 from gateway.models import Models
 from gateway.probes import Probes
@@ -34,7 +35,6 @@ from gateway.relay import Relay
 from gateway.routes import ROUTES
 from gateway.settings import Settings
 from policies.admission import Admission
-from policies.prompt_length import PromptLength
 from policies.types import State
 
 
@@ -60,6 +60,7 @@ class Gateway:
             accepted=self.fleet.accepted,
             clock=clock,
         )
+        lessons = Lessons(self.admission.backends)
         self.handler = Handler(
             settings,
             self.keys,
@@ -69,8 +70,8 @@ class Gateway:
             Relay(self.fleet, self.dispatcher, self.metrics, clock),
             Counting(self.fleet, self.admission),
             self.inflights,
-            PromptLength(),
-            Accounts(self.metrics),
+            lessons,
+            Accounts(self.metrics, lessons),
             clock,
         )
         self.stopping = False  # not ready any more, whatever the backends say

@@ -20,13 +20,14 @@ from gateway.edge import Arrival
 from gateway.fleet import Fleet
 from gateway.identify import call_of, conversation_of
 from gateway.inflight import Inflight, Inflights
+from gateway.lessons import Lessons
 from gateway.models import Models
 from gateway.relay import Relay
 from gateway.request import Request, parse
 from gateway.routes import ROUTES
 from gateway.settings import Settings
 from policies import filters
-from policies.prompt_length import PromptLength
+from policies.prompt_length import content
 from policies.types import Call
 
 log = logging.getLogger("slotgate.handler")
@@ -50,7 +51,7 @@ class Handler:
         relay: Relay,
         counting: Counting,
         inflights: Inflights,
-        prompt_length: PromptLength,
+        lessons: Lessons,
         accounts: Accounts,
         clock: Callable[[], float],
     ) -> None:
@@ -62,7 +63,7 @@ class Handler:
         self._relay = relay
         self._counting = counting
         self._inflights = inflights
-        self._prompt_length = prompt_length
+        self._lessons = lessons
         self._accounts = accounts
         self._clock = clock
         self._run = secrets.token_hex(4)  # with a number it is unique, short, and cheap
@@ -100,8 +101,6 @@ class Handler:
                         await self._counting.serve(call, live)
                 except errors.ModelNotFound as unknown:
                     raise errors.ModelNotFound(unknown.model, self._models.names(key)) from None
-            if record.counted and record.prompt_tokens and route.generates:
-                self._prompt_length.learn(request.model, request.prompt_bytes, record.prompt_tokens)
         except errors.ClientGone as gone:
             record.outcome = record.outcome or gone.outcome
         except errors.GatewayError as error:
@@ -148,15 +147,16 @@ class Handler:
 
     def _call(self, record: Record, headers: dict[bytes, bytes], request: Request, key: Key) -> Call:
         chain = request.chain()
+        size = record.prompt_bytes = chain[-1].end_bytes if chain else request.prompt_bytes
+        prompt = record.prompt = content(request.body, size)
         return call_of(
             record,
             headers,
             request,
             key,
             chain=chain,
-            prompt_tokens=self._prompt_length.estimate(
-                request.model, chain[-1].end_bytes if chain else request.prompt_bytes
-            ),
+            prompt_tokens=self._lessons.prompts.estimate(request.model, prompt),
+            outputs=self._lessons.outputs,
             heartbeats=request.stream and self._settings.queue.heartbeat != "off",
             alias=self._models.alias(request.model),
         )

@@ -6,6 +6,7 @@ from gateway.accounting import Record
 from gateway.auth import Key
 from gateway.options import AliasSettings
 from gateway.request import Request
+from policies.output_length import OutputLength
 from policies.prefix import Link
 from policies.types import Call, Priority
 
@@ -75,6 +76,7 @@ def call_of(
     *,
     chain: tuple[Link, ...],
     prompt_tokens: int,
+    outputs: OutputLength,
     heartbeats: bool,
     alias: AliasSettings | None = None,
 ) -> Call:
@@ -92,6 +94,7 @@ def call_of(
         arrived=record.arrived,
         prompt_tokens=prompt_tokens,
         output_tokens_max=request.output_tokens_max,
+        outputs=outputs.of(request.model, record.priority),
         chain=chain,
         body_bytes=len(request.body),
         start_by=start_by(headers, record.arrived, heartbeats=heartbeats),

@@ -82,6 +82,11 @@ PREFIX_HITS = Family(
     ("backend", "source"),
     "Share of prompt tokens found cached, of late: as the engine reported and as was predicted.",
 )
+TTFT_ERROR = Family(
+    "slotgate_predicted_ttft_error_ratio",
+    ("backend",),
+    "How far predicted times from dispatch to first token were off of late, as a share of the true ones.",
+)
 GATE_WAITS = Family(
     "slotgate_prefill_gate_waits_total", ("backend",), "Long prompts held back while another one prefills."
 )
@@ -114,6 +119,7 @@ READ_AT_SCRAPE = (
     QUEUE_LENGTH,
     BACKEND_STATE,
     CONTEXT,
+    TTFT_ERROR,
     GATE_WAITS,
     EJECTIONS,
     OUTPUT_RATE,
@@ -257,6 +263,7 @@ class Admitted:
     def collect(self) -> Iterator[Metric]:
         """Slots, queue, states, gate waits and ejections of now."""
         slots, states, contexts = _gauge(SLOTS), _gauge(BACKEND_STATE), _gauge(CONTEXT)
+        errors = _gauge(TTFT_ERROR)
         for name, backend in self._admission.backends.items():
             slots.add_metric((name, "total"), backend.slots)
             slots.add_metric((name, "in_use"), backend.in_use)
@@ -266,6 +273,8 @@ class Admitted:
                 states.add_metric((name, state.value), state is backend.state)
             if backend.context_tokens is not None:
                 contexts.add_metric((name,), backend.context_tokens)
+            if (off := backend.calibration.error_ratio) is not None:
+                errors.add_metric((name,), off)
         waiting, lengths = _gauge(QUEUE_LENGTH), self._admission.queue.lengths()
         for priority in Priority:
             waiting.add_metric((priority.label,), lengths[priority])
@@ -275,7 +284,7 @@ class Admitted:
         ejections = CounterMetricFamily(EJECTIONS.name, EJECTIONS.help, labels=EJECTIONS.labels)
         for name_and_reason, count in self._admission.ejections.items():
             ejections.add_metric(name_and_reason, count)
-        yield from (slots, states, contexts, waiting, gate_waits, ejections)
+        yield from (slots, states, contexts, errors, waiting, gate_waits, ejections)
 
 
 class Recent:

@@ -31,16 +31,17 @@ class Learner:
         self._outputs = outputs
         self._taught: dict[str, float] = {}  # when, by backend
 
-    def ended(self, lease: Lease, counts: Counts, *, streamed: bool, completed: bool) -> None:
+    def ended(self, lease: Lease, counts: Counts, *, streamed: bool, completed: bool) -> bool:
         """A request that held this lease is over.
 
         `streamed`: by the engine, else its first token is not known. `completed`: nothing cut it short.
+        Returns whether it taught anything.
         """
         backend, first = self._backends.get(lease.backend), lease.work.first_token
         if backend is None or first is None or counts.prompt_tokens < 1:
-            return
+            return False
         if first.at - self._taught.get(lease.backend, float("-inf")) < SAMPLE_SECONDS:
-            return
+            return False
         self._taught[lease.backend] = first.at
         tokens = counts.completion_tokens
         if completed and tokens:
@@ -57,6 +58,7 @@ class Learner:
             if completed and tokens and lease.work.ended is not None:
                 _decode(backend, counts.prompt_tokens, tokens - 1, first, lease.work.ended)
         backend.service = backend.calibration.model
+        return True
 
 
 def _prefill(backend: Backend, lease: Lease, counts: Counts, matched: int, seconds: float) -> None:

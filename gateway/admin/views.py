@@ -14,6 +14,7 @@ from pydantic import BaseModel, Field
 from gateway.inflight import Inflight, Phase
 from gateway.member import Member
 from policies import filters
+from policies.calibration import Calibration
 from policies.tiers import standby, tiers
 from policies.types import Backend, Limits, Reason, Source, State
 from policies.waiting import Waiting
@@ -36,16 +37,25 @@ class Rates(BaseModel):
     """How fast the backend is taken to be."""
 
     setup_seconds: float
+    first_token_seconds: float = Field(description="after a prefill, beside the next one")
     prefill_tokens_per_second: float
+    prefill_head_tokens_per_second: float = Field(description="of the first 2,048 tokens")
+    prefill_square_seconds: float = Field(description="of each prompt, per square of its tokens")
     decode_base_seconds: float = Field(description="of each token")
     decode_step_seconds: float = Field(description="of each token, for each sequence in the batch")
-    source: Literal["prior"]
+    decode_depth_seconds: float = Field(description="of each token, per token before it")
+    starved_tokens_per_second: float = Field(description="of a stream while another prompt is read")
+    samples: int = Field(description="prompts since the engine's start that taught its rates")
+    error_ratio: float | None = Field(description="of predicted times to first token; null: none yet")
+    source: Literal["prior", "learnt"]
 
 
 class Prefix(BaseModel):
     """What the backend's cache is taken to hold."""
 
-    entries: int = Field(description="sequences")
+    entries: int = Field(description="sequences, or messages where requests share blocks")
+    efficiency: float = Field(description="share of what should be cached that the engine does find")
+    block_tokens: int = Field(description="it finds whole blocks of this many tokens")
     hit_ratio: float | None = Field(description="cached share of recent prompts; null: not known yet")
 
 
@@ -138,16 +148,34 @@ def backend_view(member: Member, backend: Backend, hit_ratio: float | None, now:
         kv_source=capacity.kv_tokens.source,
         kv_held=backend.held_tokens,
         models=None if backend.models is None else sorted(backend.models),
-        rates=Rates(
-            setup_seconds=service.setup_seconds,
-            prefill_tokens_per_second=service.prefill_tokens_per_second,
-            decode_base_seconds=service.decode_base_seconds,
-            decode_step_seconds=service.decode_step_seconds,
-            source="prior",
+        rates=_rates(backend.calibration),
+        prefix=Prefix(
+            entries=len(backend.shadow),
+            efficiency=service.cache_efficiency,
+            block_tokens=service.cache_block_tokens,
+            hit_ratio=hit_ratio,
         ),
-        prefix=Prefix(entries=len(backend.shadow), hit_ratio=hit_ratio),
         last_error=member.last_error,
         since=(datetime.now(UTC) - timedelta(seconds=now - backend.since)).replace(microsecond=0),
+    )
+
+
+def _rates(calibration: Calibration) -> Rates:
+    model = calibration.model
+    return Rates(
+        setup_seconds=model.setup_seconds,
+        first_token_seconds=model.first_token_seconds,
+        prefill_tokens_per_second=model.prefill_tokens_per_second,
+        prefill_head_tokens_per_second=model.prefill_head_tokens_per_second
+        or model.prefill_tokens_per_second,
+        prefill_square_seconds=model.prefill_square_seconds,
+        decode_base_seconds=model.decode_base_seconds,
+        decode_step_seconds=model.decode_step_seconds,
+        decode_depth_seconds=model.decode_depth_seconds,
+        starved_tokens_per_second=model.starved_tokens_per_second,
+        samples=calibration.samples,
+        error_ratio=calibration.error_ratio,
+        source="learnt" if calibration.learnt else "prior",
     )
 
 

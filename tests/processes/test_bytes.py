@@ -359,7 +359,7 @@ async def test_a_stream_says_how_it_was_served(stage: Stage) -> None:
         assert fields["x-slotgate-backend"] == "openai"
         assert 0 <= int(fields["x-slotgate-queue-ms"]) < 5000
         assert 50 < int(fields["x-slotgate-prompt-tokens"]) < 300
-        assert ("x-slotgate-reason" in fields) == explain
+        assert ("x-slotgate-reason" in fields) == ("x-slotgate-prefix" in fields) == explain
         assert len(head.headers["x-request-id"]) >= 8
         assert head.headers["content-type"] == "text/event-stream; charset=utf-8"
         assert not {"server", "access-control-allow-origin", "content-length"} & set(head.headers)

@@ -216,12 +216,19 @@ async def test_a_backend_has_the_members_of_the_interface(
         "models": ["m"],
         "rates": {
             "setup_seconds": 0.0845,
+            "first_token_seconds": 0.0,
             "prefill_tokens_per_second": 465.0,
+            "prefill_head_tokens_per_second": 465.0,
+            "prefill_square_seconds": 1.28e-8,
             "decode_base_seconds": 0.0412,
             "decode_step_seconds": 0.0107,
+            "decode_depth_seconds": 1.67e-7,
+            "starved_tokens_per_second": 0.227,
+            "samples": 0,
+            "error_ratio": None,
             "source": "prior",
         },
-        "prefix": {"entries": 0, "hit_ratio": None},
+        "prefix": {"entries": 0, "efficiency": 1.0, "block_tokens": 1, "hit_ratio": None},
         "last_error": "status: HTTP 500",
     }
 

@@ -14,6 +14,7 @@ from gateway.identify import agent_of, call_of, conversation_of, priority_of, st
 from gateway.options import AliasSettings
 from gateway.request import Request, parse
 from gateway.routes.chat import Chat
+from policies.output_length import OutputLength
 from policies.types import Priority
 
 
@@ -76,7 +77,17 @@ def test_an_alias_brings_its_models() -> None:
     asked = request()
     for given, expected in ((alias, (("t",), ("f", "g"))), (None, ((), ()))):
         record = Record("id", CHAT, 0.0)
-        call = call_of(record, {}, asked, OPEN, chain=(), prompt_tokens=9, heartbeats=True, alias=given)
+        call = call_of(
+            record,
+            {},
+            asked,
+            OPEN,
+            chain=(),
+            prompt_tokens=9,
+            heartbeats=True,
+            outputs=OutputLength(),
+            alias=given,
+        )
         assert (call.model, (call.targets, call.fallbacks)) == (asked.model, expected)
 
 
@@ -84,7 +95,9 @@ def test_a_call_holds_no_text() -> None:
     """What scheduling sees is lengths, hashes and names."""
     record = Record("id", CHAT, 5.0)
     asked = request(messages=[{"role": "user", "content": "secret words"}], max_tokens=7)
-    call = call_of(record, {}, asked, OPEN, chain=asked.chain(), prompt_tokens=9, heartbeats=True)
+    call = call_of(
+        record, {}, asked, OPEN, chain=asked.chain(), prompt_tokens=9, heartbeats=True, outputs=OutputLength()
+    )
     assert (call.id, call.prompt_tokens, call.output_tokens_max) == ("id", 9, 7)
     assert call.chain[-1].end_bytes == asked.prompt_bytes
     assert "secret" not in repr(call)

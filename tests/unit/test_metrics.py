@@ -107,6 +107,15 @@ def test_the_scrape_has_the_metrics_of_the_table_and_no_others() -> None:
     assert "_created" not in text
 
 
+def test_the_error_of_predictions_is_told_once_there_is_one() -> None:
+    """It is the health of all that is learnt; a backend of which nothing was predicted has none."""
+    admission = fleet()
+    metrics = meter(admission)
+    assert value(metrics, "predicted_ttft_error_ratio", backend="spark") is None
+    admission.backends["spark"].calibration.predicted(3.0, 2.0)
+    assert value(metrics, "predicted_ttft_error_ratio", backend="spark") == 0.5
+
+
 def test_a_request_is_counted_and_timed() -> None:
     """Each figure of a record arrives in its metric."""
     metrics = meter()
