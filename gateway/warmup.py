@@ -1,34 +1,53 @@
 """A few short requests before a backend takes calls: the first after a start pays for graph capture
-and autotuning (6 to 10 seconds on a DGX Spark), and shows whether the engine can generate at all."""
+and autotuning (6 to 10 seconds on a DGX Spark), and shows whether the engine can work at all."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+from typing import Any
 
-from gateway.engines.base import CHAT
+from gateway.engines.base import CHAT, COMPLETIONS, EMBEDDINGS
 from gateway.upstream import AnswerTooLarge, ConnectFailed, ConnectionLost, Upstream
 
 WARMUP_SECONDS_MAX = 120.0
 WARMUP_TOKENS = 4
 ANSWER_BYTES_MAX = 1_048_576
 
+# A model without a chat template refuses chat, one that embeds refuses all but that.
+REQUESTS: tuple[tuple[str, dict[str, Any]], ...] = (
+    (CHAT, {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": WARMUP_TOKENS}),
+    (COMPLETIONS, {"prompt": "Hello", "max_tokens": WARMUP_TOKENS}),
+    (EMBEDDINGS, {"input": "Hello"}),
+)
+NOT_HERE = (400, 404, 405, 501)
+
 
 async def warm_up(upstream: Upstream, model: str) -> str:
-    """Send one such request; why it failed, or "" if it did not."""
-    body = json.dumps(
-        {"model": model, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": WARMUP_TOKENS}
-    ).encode()
+    """Have one such request answered; why it failed, or "" if it did not."""
+    faults = []
     try:
         async with asyncio.timeout(WARMUP_SECONDS_MAX):
-            exchange = await upstream.send("POST", CHAT, [(b"content-type", b"application/json")], body)
-            try:
-                head = await exchange.head()
-                await exchange.body(ANSWER_BYTES_MAX)
-            finally:
-                exchange.abort()
+            for route, request in REQUESTS:
+                status = await _ask(upstream, route, json.dumps({"model": model} | request).encode())
+                if status == 200:
+                    return ""
+                faults.append(f"warm-up request was answered with status {status}")
+                if status not in NOT_HERE:
+                    break
     except TimeoutError:
         return f"warm-up request was not answered within {WARMUP_SECONDS_MAX:g} seconds"
     except (ConnectFailed, ConnectionLost, AnswerTooLarge) as error:
         return f"warm-up request failed: {error}"
-    return "" if head.status == 200 else f"warm-up request was answered with status {head.status}"
+    return faults[0]
+
+
+async def _ask(upstream: Upstream, route: str, body: bytes) -> int:
+    """The status of the whole answer."""
+    exchange = await upstream.send("POST", route, ((b"content-type", b"application/json"),), body)
+    try:
+        head = await exchange.head()
+        await exchange.body(ANSWER_BYTES_MAX)
+    finally:
+        exchange.abort()
+    return head.status
