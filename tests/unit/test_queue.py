@@ -1,0 +1,75 @@
+"""The queue: who waits, in what order, within which bounds."""
+
+from __future__ import annotations
+
+import pytest
+
+from policies.queue import Queue
+from policies.types import Call, Limits, Priority, Refusal
+from policies.waiting import Waiting
+from tests.unit.fleet import a_call
+
+
+def a_queue(*calls: Call, **limits: object) -> Queue:
+    queue = Queue(Limits(**limits))  # type: ignore[arg-type]
+    for call in calls:
+        queue.put(Waiting(call, call.arrived), call.arrived)
+    return queue
+
+
+def ids(queue: Queue, now: float = 0.0) -> list[str]:
+    return [waiting.call.id for waiting in queue.ordered(now)]
+
+
+def test_holds_calls_and_their_bytes() -> None:
+    """What is taken out is forgotten, bytes and all."""
+    queue = a_queue(a_call("a", body_bytes=10), a_call("b", body_bytes=5))
+    assert (len(queue), queue.bytes, "a" in queue, "x" in queue) == (2, 15, True, False)
+    queue.take("a")
+    assert (len(queue), queue.bytes, ids(queue)) == (1, 5, ["b"])
+    queue.take("b")
+    assert not queue and queue.bytes == 0
+
+
+def test_may_be_emptied_while_it_is_looked_through() -> None:
+    """A tick takes out whoever waited too long."""
+    queue = a_queue(*(a_call(str(number)) for number in range(3)))
+    for waiting in queue:
+        queue.take(waiting.call.id)
+    assert not queue
+
+
+def test_orders_and_counts_by_class() -> None:
+    """As `order` says; the lengths are what metrics show."""
+    queue = a_queue(a_call("agent"), a_call("person", priority=Priority.INTERACTIVE, arrived=1.0))
+    assert ids(queue, 1.0) == ["person", "agent"]
+    assert ids(queue, 61.0) == ["agent", "person"]
+    assert queue.lengths() == {Priority.INTERACTIVE: 1, Priority.AGENT: 1}
+
+
+@pytest.mark.parametrize("limits", [{"waiting_max": 2}, {"waiting_bytes_max": 20}])
+def test_is_full_beyond_either_bound(limits: dict[str, int]) -> None:
+    """The call that is one too many is already inside when it is asked about."""
+    calls = [a_call(str(number), body_bytes=10) for number in range(3)]
+    for inside, refusal in ((2, None), (3, Refusal.QUEUE_FULL)):
+        rejected = a_queue(*calls[:inside], **limits).over_bounds(calls[inside - 1], 0.0)
+        assert (rejected.refusal if rejected else None) is refusal
+
+
+def test_knows_how_fast_it_moves_from_releases_under_a_backlog() -> None:
+    """Nothing is known before the first; then a place costs as many seconds as one took."""
+    queue = a_queue(a_call("a", arrived=5.0))
+    assert queue.predicted_wait(0) is None
+    queue.released(15.0)
+    assert (queue.predicted_wait(0), queue.predicted_wait(2)) == (10.0, 30.0)
+
+
+def test_refuses_who_cannot_wait_for_those_before_it() -> None:
+    """Its own place counts, not the length of the queue: a person passes agents."""
+    ahead = [a_call(str(number)) for number in range(3)]
+    for priority, late in ((Priority.AGENT, True), (Priority.INTERACTIVE, False)):
+        soon = a_call("soon", priority=priority, arrived=10.0, start_by=25.0)
+        queue = a_queue(*ahead, soon)
+        queue.released(10.0)
+        rejected = queue.over_bounds(soon, 10.0)
+        assert (rejected is not None and rejected.refusal is Refusal.WAIT_TOO_LONG) is late
