@@ -13,8 +13,8 @@ from gateway.accounting import Usage
 from gateway.answer import StreamedAnswer
 from gateway.client import JSON
 from gateway.dispatcher import Dispatcher, Slot
-from gateway.engines.base import Answer, Failed, Overlength, Overload, Passed
-from gateway.explanation import describe
+from gateway.engines.base import Answer, Failed, Overlength, Overload, Refusal
+from gateway.engines.refusals import as_answer, names_usage
 from gateway.fleet import Fleet
 from gateway.inflight import Inflight, Phase
 from gateway.routes.missing import lacks_route
@@ -96,7 +96,7 @@ class Attempt:
         except ConnectFailed as failed:
             self._failed("connect", failed.cause)
             raise NotStarted("connect", CONNECT_PAUSE_SECONDS) from failed
-        live.client.headers = describe(slot, live, self._dispatcher.admission)  # while the engine is at work
+        live.client.headers = describe(slot, live)  # while the engine is at work
         try:
             await self._converse()
         except (ConnectionLost, AnswerTooLarge, EventTooLarge) as lost:
@@ -111,7 +111,7 @@ class Attempt:
     def _begin(self) -> None:
         live, record, lease = self._live, self._record, self._slot.lease
         now = self._clock()
-        record.backend, record.dispatched, record.lease = self._member.name, now, lease
+        record.backend, record.dispatched = self._member.name, now
         record.cached_tokens_predicted = lease.cached_tokens
         live.enter(Phase.PREFILL, now)
         timeouts = self._member.timeouts
@@ -233,6 +233,8 @@ class Attempt:
         """Was that an answer? Raises BackendFailed if not; an error event that the client already
         has only ends the request."""
         if answer.error is not None:
+            if not answer.committed:
+                self._turned_away(self._member.engine.refusal(as_answer(answer.error)))
             cause = str(answer.error.get("type") or "error event")[:80]
             self._failed("error_event", cause)
             if not (answer.told and self._live.request.stream):  # of a document, half is none
@@ -252,17 +254,21 @@ class Attempt:
         if lacks_route(answer) and not self._live.request.route.everywhere:
             self._fleet.lacks(member, self._record.route)
             raise NotStarted("no_route")
-        match member.engine.refusal(answer):
+        refusal = member.engine.refusal(answer)
+        self._turned_away(refusal)
+        if isinstance(refusal, Failed):
+            self._failed("status", refusal.cause)
+            raise errors.BackendFailed(refusal.cause, started=head.status >= 500)
+        await self._refuse(answer)
+        self._record.outcome = errors.ClientError.outcome
+
+    def _turned_away(self, refusal: Refusal) -> None:
+        """Raises NotStarted or ContextLengthExceeded if the engine did not begin."""
+        match refusal:
             case Overload(pause_seconds):
                 raise NotStarted("overload", pause_seconds or OVERLOAD_PAUSE_SECONDS)
             case Overlength(prompt_tokens, limit_tokens):
                 self._too_long(prompt_tokens, limit_tokens)
-            case Failed(cause):
-                self._failed("status", cause)
-                raise errors.BackendFailed(cause, started=head.status >= 500)
-            case Passed():
-                await self._refuse(answer)
-                self._record.outcome = errors.ClientError.outcome
 
     async def _refuse(self, answer: Answer) -> None:
         """The engine's own words, as they came; behind the head its error object as one event."""
@@ -349,20 +355,6 @@ async def read_on(exchange: Exchange, answer: StreamedAnswer) -> bytes:
         raise
 
 
-def names_usage(answer: Answer) -> bool:
-    """Whether a refusal is about `stream_options`. Only what the engine says of its own counts: some
-    echo the whole input, and a prompt may speak of anything."""
-    document = answer.json()
-    error = document.get("error", document) if isinstance(document, dict) else None
-    if not isinstance(error, dict):
-        return False
-    said = f"{error.get('message')} {error.get('param')}"
-    details = error.get("detail")
-    if isinstance(details, list):
-        said += "".join(f" {one.get('loc')} {one.get('msg')}" for one in details if isinstance(one, dict))
-    return "stream_options" in said or "include_usage" in said
-
-
 async def finish(exchange: Exchange) -> None:
     """Read the engine's answer to its end, so that the connection can be used again. The client has
     everything already; an engine that dawdles loses the connection."""
@@ -374,3 +366,27 @@ async def finish(exchange: Exchange) -> None:
                 pass
     except (TimeoutError, ConnectionLost):
         exchange.abort()
+
+
+def describe(slot: Slot, live: Inflight) -> errors.Headers:
+    """Response headers that tell where and how the request was served."""
+    lease, record = slot.lease, live.record
+    waited = (record.dispatched or record.arrived) - record.arrived
+    headers = [
+        (b"x-slotgate-backend", lease.backend.encode()),
+        (b"x-slotgate-queue-ms", b"%d" % round(waited * 1000)),
+        (b"x-slotgate-prompt-tokens", b"%d" % slot.call.prompt_tokens),
+    ]
+    if live.explains:
+        headers.append((b"x-slotgate-reason", explain(slot).encode()))
+    return headers
+
+
+def explain(slot: Slot) -> str:
+    """Why the call went where it went, in one line."""
+    lease = slot.lease
+    return (
+        f"cheapest of those that could start, by rates that are not learnt yet: {lease.cost_seconds:.2f} s, "
+        f"of which prefill {lease.prefill_seconds:.2f} s with {lease.cached_tokens} of "
+        f"{slot.call.prompt_tokens} tokens cached"
+    )

@@ -8,6 +8,7 @@ The error is described by OpenAI's `{"error": {...}}` (ds4, llama.cpp, vLLM), by
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Mapping
@@ -41,6 +42,28 @@ def refusal(answer: Answer) -> Refusal:
     if answer.status in (401, 403) or not 400 <= answer.status < 500:
         return Overload(None) if _text(error) == _DRAINING else Failed(_cause(answer.status, error))
     return _overlength(error) or Passed()
+
+
+def as_answer(error: Mapping[str, object]) -> Answer:
+    """An error that came as the first event under 200, as the answer it would have been: SGLang says so to
+    clients that stream that its queue is full (503), and before 0.5 that a prompt is too long (400)."""
+    code = error.get("code")
+    status = code if type(code) is int and 400 <= code < 600 else 500
+    return Answer(status, {}, json.dumps({"error": error}).encode())
+
+
+def names_usage(answer: Answer) -> bool:
+    """Whether a refusal is about `stream_options`. Only what the engine says of its own counts: some
+    echo the whole input, and a prompt may speak of anything."""
+    document = answer.json()
+    error = document.get("error", document) if isinstance(document, dict) else None
+    if not isinstance(error, dict):
+        return False
+    said = f"{error.get('message')} {error.get('param')}"
+    details = error.get("detail")
+    if isinstance(details, list):
+        said += "".join(f" {one.get('loc')} {one.get('msg')}" for one in details if isinstance(one, dict))
+    return "stream_options" in said or "include_usage" in said
 
 
 def _overlength(error: object) -> Overlength | None:

@@ -139,6 +139,34 @@ async def test_refusals_in_a_row_are_no_failures(stage: Stage) -> None:
     assert len(await of(stage.engines["a"], "again")) == 5
 
 
+IN_A_STREAM = pytest.mark.parametrize(("name", "streams"), [("a", True), ("llama", True), ("llama", False)])
+
+
+@IN_A_STREAM
+async def test_a_full_engine_may_say_so_inside_a_stream(stage: Stage, name: str, streams: bool) -> None:
+    """SGLang does: a 200, and the refusal as its first event. Nothing was started."""
+    one, before = stage.engines[name], await stage.retries("overload")
+    error = {"message": "The request queue is full.", "type": "SERVICE_UNAVAILABLE", "code": 503}
+    await one.script(match="full", error_after=0, error={"error": error}, done=1)
+    answer = await stage.ask(name, "full", streams=streams)
+    assert answer.head.status == 200
+    assert answer.text
+    assert len(await of(one, "full")) == 2
+    assert await stage.retries("overload") == before + 1
+
+
+@IN_A_STREAM
+async def test_a_prompt_may_be_refused_inside_a_stream(stage: Stage, name: str, streams: bool) -> None:
+    """The status can still be what it should have been, and the engine is not to blame."""
+    message = "The input (70001 tokens) is longer than the model's context length (65536 tokens)."
+    error = {"object": "error", "message": message, "type": "BadRequestError", "code": 400}
+    await stage.engines[name].script(match="long", error_after=0, error={"error": error}, done=1)
+    answer = await stage.ask(name, "long", streams=streams)
+    told = fault(answer, 400, "context_length_exceeded")
+    assert (told["n_prompt_tokens"], told["n_ctx"]) == (70001, 65536)
+    assert len(await of(stage.engines[name], "long")) == 1
+
+
 # -- a connection that was idle
 
 
@@ -285,6 +313,33 @@ async def test_a_200_is_not_yet_an_answer(stage: Stage, body: str, streams: bool
     fault(answer, 502, "backend_failed")
     assert answer.head.headers["x-should-retry"] == "false"
     assert len(await of(one, "fails")) == 1
+
+
+def given_up(text: str, streams: bool) -> dict[str, Any]:
+    """A script: the answer of an engine that was told to end while it wrote."""
+    choice = {"index": 0, "delta" if streams else "message": {"content": text}, "finish_reason": None}
+    chunks = [{"choices": [choice]}, {"choices": [choice | {"delta": {}, "finish_reason": "abort"}]}]
+    if not streams:
+        return {"status": 200, "body": json.dumps({"choices": [choice | {"finish_reason": "abort"}]})}
+    return {"raw": [f"data: {json.dumps(chunk)}\n\n" for chunk in chunks] + ["data: [DONE]\n\n"]}
+
+
+@pytest.mark.parametrize(("name", "streams"), [("a", True), ("a", False), ("llama", True)])
+@pytest.mark.parametrize("text", ["half of it", ""])
+async def test_an_answer_that_the_engine_gave_up_is_no_answer(
+    stage: Stage, name: str, streams: bool, text: str
+) -> None:
+    """vLLM ends so at SIGTERM, under 200 and with [DONE]: clients would take it for the whole answer."""
+    await stage.engines[name].script(match="given up", **given_up(text, streams))
+    answer = await stage.ask(name, "given up", streams=streams)
+    if streams and text:
+        *sent, last = answer.events
+        assert (len(sent), answer.ended) == (1, "clean")
+        checked(last.json(), "backend_failed")
+    else:
+        fault(answer, 502, "backend_failed")
+    assert b"abort" not in answer.body
+    assert len(await of(stage.engines[name], "given up")) == 1
 
 
 ERRORS: list[dict[str, Any]] = [

@@ -6,8 +6,10 @@ import pytest
 
 from gateway.engines import ENGINES
 from gateway.engines.base import Answer, Engine, Failed, Overlength, Overload, Passed, Refusal
+from gateway.engines.refusals import as_answer, names_usage
 from tests.unit.engines.answers import answer, recorded
 
+TOO_LONG = "The input (9 tokens) is longer than the model's context length (8 tokens)."
 ENGINE = pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
 
 
@@ -125,6 +127,55 @@ def test_an_engine_that_failed_is_named_by_status_and_label(
 def test_what_is_about_the_request_itself_passes(engine: Engine, given_answer: Answer) -> None:
     """The client reads it as the engine said it; words that a prompt may hold prove nothing."""
     assert engine.refusal(given_answer) == Passed()
+
+
+@pytest.mark.parametrize(
+    ("error", "refusal"),
+    [
+        (
+            {"message": "The request queue is full.", "code": 503},
+            Overload(None),
+        ),
+        ({"message": "cannot schedule new futures after shutdown", "code": 500}, Overload(None)),
+        (
+            {
+                "message": "The input (9 tokens) is longer than the model's context length (8 tokens).",
+                "code": 400,
+            },
+            Overlength(9, 8),
+        ),
+        ({"code": "context_length_exceeded"}, Failed("HTTP 500")),  # no status, so nobody knows whose fault
+        ({"message": "it broke", "type": "server_error"}, Failed("HTTP 500 server_error")),
+        ({"code": 40001}, Failed("HTTP 500")),
+        ({"code": True}, Failed("HTTP 500")),
+        ({"code": 200}, Failed("HTTP 500")),
+        ({"code": 400}, Passed()),
+    ],
+)
+def test_an_error_event_is_read_as_the_answer_it_would_have_been(
+    error: dict[str, object], refusal: Refusal
+) -> None:
+    """By the status in it; without one the engine failed."""
+    assert ENGINES["sglang"].refusal(as_answer(error)) == refusal
+
+
+@pytest.mark.parametrize(
+    ("refused", "names"),
+    [
+        (answer(400, {"error": {"message": "Unknown parameter: stream_options"}}), True),
+        (answer(400, {"error": {"message": "no", "param": "stream_options.include_usage"}}), True),
+        (answer(422, {"detail": [{"loc": ["body", "stream_options"], "msg": "extra"}]}), True),
+        (answer(400, {"object": "error", "message": "stream_options are not known"}), True),
+        (answer(422, {"detail": [{"loc": ["body", "seed"], "input": {"stream_options": 1}}]}), False),
+        (answer(400, {"error": {"message": "no"}, "input": "stream_options"}), False),
+        (answer(400, {"error": "stream_options"}), False),
+        (answer(400, ["stream_options"]), False),
+        (Answer(400, {}, b"stream_options"), False),
+    ],
+)
+def test_a_refusal_of_usage_is_told_by_the_engines_own_words(refused: Answer, names: bool) -> None:
+    """Some echo the whole input, and a prompt may speak of anything."""
+    assert names_usage(refused) is names
 
 
 @pytest.mark.parametrize(
