@@ -15,6 +15,7 @@ from gateway.client import JSON
 from gateway.dispatcher import Dispatcher, Slot
 from gateway.engines.base import Answer, Failed, Overlength, Overload, Refusal
 from gateway.engines.refusals import as_answer, names_usage
+from gateway.explanation import describe
 from gateway.fleet import Fleet
 from gateway.inflight import Inflight, Phase
 from gateway.routes.missing import lacks_route
@@ -96,7 +97,7 @@ class Attempt:
         except ConnectFailed as failed:
             self._failed("connect", failed.cause)
             raise NotStarted("connect", CONNECT_PAUSE_SECONDS) from failed
-        live.client.headers = describe(slot, live)  # while the engine is at work
+        live.client.headers = describe(slot, live, self._dispatcher.admission)  # while the engine is at work
         try:
             await self._converse()
         except (ConnectionLost, AnswerTooLarge, EventTooLarge) as lost:
@@ -111,7 +112,7 @@ class Attempt:
     def _begin(self) -> None:
         live, record, lease = self._live, self._record, self._slot.lease
         now = self._clock()
-        record.backend, record.dispatched = self._member.name, now
+        record.backend, record.dispatched, record.lease = self._member.name, now, lease
         record.cached_tokens_predicted = lease.cached_tokens
         live.enter(Phase.PREFILL, now)
         timeouts = self._member.timeouts
@@ -366,27 +367,3 @@ async def finish(exchange: Exchange) -> None:
                 pass
     except (TimeoutError, ConnectionLost):
         exchange.abort()
-
-
-def describe(slot: Slot, live: Inflight) -> errors.Headers:
-    """Response headers that tell where and how the request was served."""
-    lease, record = slot.lease, live.record
-    waited = (record.dispatched or record.arrived) - record.arrived
-    headers = [
-        (b"x-slotgate-backend", lease.backend.encode()),
-        (b"x-slotgate-queue-ms", b"%d" % round(waited * 1000)),
-        (b"x-slotgate-prompt-tokens", b"%d" % slot.call.prompt_tokens),
-    ]
-    if live.explains:
-        headers.append((b"x-slotgate-reason", explain(slot).encode()))
-    return headers
-
-
-def explain(slot: Slot) -> str:
-    """Why the call went where it went, in one line."""
-    lease = slot.lease
-    return (
-        f"cheapest of those that could start, by rates that are not learnt yet: {lease.cost_seconds:.2f} s, "
-        f"of which prefill {lease.prefill_seconds:.2f} s with {lease.cached_tokens} of "
-        f"{slot.call.prompt_tokens} tokens cached"
-    )
