@@ -74,6 +74,7 @@ class BackendView(BaseModel):
     kv_source: Source | None
     kv_held: int = Field(description="by the requests that run: prompts and usual answers")
     models: list[str] | None = Field(description="null: not known yet")
+    backup: bool = Field(description="used only while no other backend can serve")
     rates: Rates
     prefix: Prefix
     last_error: str
@@ -148,6 +149,7 @@ def backend_view(member: Member, backend: Backend, hit_ratio: float | None, now:
         kv_source=capacity.kv_tokens.source,
         kv_held=backend.held_tokens,
         models=None if backend.models is None else sorted(backend.models),
+        backup=backend.backup,
         rates=_rates(backend.calibration),
         prefix=Prefix(
             entries=len(backend.shadow),

@@ -29,10 +29,11 @@ def _backends(backends: list[dict[str, Any]]) -> RenderableType:
     for one in backends:
         slots, context = one["slots"], one["context_tokens"]
         state = cell(one["state"], STYLES.get(one["state"], "yellow"))
+        notes = ["backup"] * one["backup"] + [one["reason"]] * bool(one["reason"])
         shown.add_row(
             cell(one["name"]),
             cell(one["engine"]),
-            state.append_text(cell(f" {one['reason']}", "dim")) if one["reason"] else state,
+            state.append_text(cell(f" {'; '.join(notes)}", "dim")) if notes else state,
             bar(slots),
             f"{slots['in_use']}/{slots['total']} {slots['source']}",
             f"{context:,}" if context else "not known",

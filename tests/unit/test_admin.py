@@ -214,6 +214,7 @@ async def test_a_backend_has_the_members_of_the_interface(
         "kv_source": None,
         "kv_held": 0,
         "models": ["m"],
+        "backup": False,
         "rates": {
             "setup_seconds": 0.0845,
             "first_token_seconds": 0.0,

@@ -230,16 +230,19 @@ def test_a_page_shows_names_as_text() -> None:
         "slots": {"total": 2, "source": "reported", "in_use": 1, "leaving": 0, "foreign": 0, "free": 1},
         "context_tokens": 65_536,
         "models": ["m"],
+        "backup": False,
     }
+    standby = backend | {"name": "spare", "state": "ready", "reason": "", "backup": True}
     waiting = {"class": "batch", "age_seconds": 61.0, "why": {"spark": "slots"}}
     out = io.StringIO()
     Console(file=out, width=200).print(
-        page({"backends": [backend], "queue": [waiting], "requests": [request] * 25})
+        page({"backends": [backend, standby], "queue": [waiting], "requests": [request] * 25})
     )
     text = out.getvalue()
     assert "\x1b" not in text
     for shown in (
         "draining new [bold]driver",
+        "ready backup",
         "#. 1/2 reported 65,536",
         "waiting: 0 interactive, 0 agent, 1 batch; the oldest for 61 s; held by slots",
         "[red]x\\x1b[2J",
