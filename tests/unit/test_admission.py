@@ -201,6 +201,27 @@ def test_rejects_a_model_that_nobody_serves() -> None:
     assert (rejection.refusal, rejection.models) == (Refusal.MODEL_NOT_FOUND, ("m",))
 
 
+def test_rejects_a_route_that_no_backend_of_the_model_has() -> None:
+    """At once; one that turns out to be missing rejects those that wait for it, too."""
+    admission = an_admission(
+        a_backend("a", routes=frozenset({"/a"}), slots=1), a_backend("b", routes=frozenset({"/b"}))
+    )
+    assert rejected(admission.submit(a_call("1", route="/c"), 0.0))["1"].refusal is Refusal.NOT_FOUND
+    assert granted(admission.submit(a_call("2", route="/a"), 0.0)) == {"2": "a"}
+    assert admission.submit(a_call("3", route="/a"), 0.0) == []
+    assert rejected(admission.serve_routes("a", frozenset(), 1.0))["3"].refusal is Refusal.NOT_FOUND
+
+
+def test_says_who_serves_a_call_that_takes_no_slot() -> None:
+    """Ready or not, full or not; or why nobody does."""
+    admission = an_admission(a_backend("a", slots=1), a_backend("b", routes=frozenset()))
+    admission.submit(a_call("1"), 0.0)
+    assert [[backend.name for backend in tier] for tier in admission.serving(a_call("2"))] == [["a"]]
+    assert admission.serving(a_call("2", model="x")).refusal is Refusal.MODEL_NOT_FOUND
+    admission.close()
+    assert admission.serving(a_call("2")).refusal is Refusal.SHUTTING_DOWN
+
+
 def test_waits_for_a_backend_that_has_not_told_its_models() -> None:
     """While one starts, its models are unknown; when it has told them, the call starts or is rejected."""
     admission = an_admission(a_backend(models=None, state=State.STARTING, slots=2))
