@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: demo test test-long check bench clean
+.PHONY: demo test test-long test-vllm check bench clean
 
 demo: $(VENV)/demo
 	@$(BIN)/python -m gateway.demo $(ARGS)
@@ -16,6 +16,10 @@ test: check
 test-long: $(VENV)/test
 	@$(BIN)/python tests/real/hermes.py --install
 	@$(BIN)/python -m pytest -q $(ARGS)
+
+test-vllm: $(VENV)/test
+	@$(BIN)/python tests/real/vllm.py --install
+	@SLOTGATE_TEST_VLLM=1 $(BIN)/python -m pytest -q tests/real/test_vllm.py $(ARGS)
 
 check: $(VENV)/test
 	@$(BIN)/ruff check .

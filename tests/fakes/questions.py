@@ -11,7 +11,7 @@ from tests.fakes.routes import CHAT, COMPLETIONS, COUNT_TOKENS, EMBEDDINGS, MESS
 from tests.fakes.shape import Answered
 
 TOO_LONG = " ".join(f"word{number}" for number in range(3000))  # for 2,048 tokens in any tokenizer
-USAGE = {"stream": True, "stream_options": {"include_usage": True}}
+USAGE: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ def chat(words: str = "Name three colours.", **more: Any) -> dict[str, Any]:
     } | more
 
 
-def text(words: str = "Once upon", **more: Any) -> dict[str, Any]:
+def text(words: str | list[int] = "Once upon", **more: Any) -> dict[str, Any]:
     """A text to go on with."""
     return {"model": "tiny", "prompt": words, "max_tokens": 8, "temperature": 0} | more
 

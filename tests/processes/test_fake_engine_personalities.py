@@ -24,7 +24,11 @@ ASKED = {"stream": True, "stream_options": {"include_usage": True}}
 def body(route: str, words: str = "hello there", **more: Any) -> dict[str, Any]:
     """A request on this route."""
     turns = [{"role": "user", "content": words}]
-    prompt = {COMPLETIONS: {"prompt": words}, RESPONSES: {"input": turns}, EMBEDDINGS: {"input": words}}
+    prompt: dict[str, dict[str, Any]] = {
+        COMPLETIONS: {"prompt": words},
+        RESPONSES: {"input": turns},
+        EMBEDDINGS: {"input": words},
+    }
     return {"model": "fake-model"} | prompt.get(route, {"messages": turns}) | more
 
 
@@ -240,7 +244,7 @@ async def test_ds4_restarts_with_other_slots() -> None:
             return value
 
         async def aged() -> bool:
-            return (await server())["uptime_seconds"] >= 1
+            return bool((await server())["uptime_seconds"] >= 1)
 
         await until(aged, "a second of uptime")
         await one.resize(6)
