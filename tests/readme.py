@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from gateway.metrics import table
+from gateway.families import table
 from gateway.options import options
 
 README = Path(__file__).resolve().parents[1] / "README.md"

@@ -12,7 +12,8 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.accounting import Record, TokenSource
-from gateway.metrics import MODELS_MAX, SECONDS, Metrics, table
+from gateway.families import SECONDS, table
+from gateway.metrics import MODELS_MAX, Metrics
 from policies.admission import Admission
 from policies.prefix import PrefixShadow
 from policies.service_model import ServiceModel

@@ -1,0 +1,105 @@
+"""What backends did of late: rates and ratios that no counter of Prometheus's gives."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+from prometheus_client.core import Metric
+
+from gateway.accounting import Record
+from gateway.families import OUTPUT_RATE, PREFIX_HITS, SPEC_ACCEPT, TOKENS_PER_EVENT, Family
+
+WINDOW_SECONDS = 10.0
+WINDOW_ANSWERS_MAX = 20_000
+RATIO_MEMORY = 0.95  # of the older requests at each new one: about the last 20 count
+
+
+class Recent:
+    """Answers of the last seconds, and shares over the last requests, by backend."""
+
+    def __init__(
+        self,
+        running: Callable[[], Iterable[Record]],
+        accepted: Callable[[], Mapping[str, float]],
+        clock: Callable[[], float],
+    ) -> None:
+        self._running = running
+        self._accepted = accepted
+        self._clock = clock
+        self._answers: deque[tuple[str, float, float, int]] = deque(maxlen=WINDOW_ANSWERS_MAX)
+        self._ratios: defaultdict[tuple[str, ...], Ratio] = defaultdict(Ratio)
+
+    def add(self, record: Record) -> None:
+        """A request ended whose backend is known."""
+        start = record.dispatched if record.first_token is None else record.first_token
+        end = record.ended if record.last_token is None else record.last_token
+        if start is not None and end is not None and record.completion_tokens:
+            while self._answers and self._answers[0][2] < end - WINDOW_SECONDS:
+                self._answers.popleft()
+            self._answers.append((record.backend, start, end, record.completion_tokens))
+        if not record.counted:
+            return
+        self._ratio(TOKENS_PER_EVENT, record.backend).add(record.completion_tokens, record.events)
+        self._ratio(SPEC_ACCEPT, record.backend).add(record.spec_accepted, record.spec_drafted)
+        self._ratio(PREFIX_HITS, record.backend, "reported").add(record.cached_tokens, record.prompt_tokens)
+        self._ratio(PREFIX_HITS, record.backend, "predicted").add(
+            record.cached_tokens_predicted, record.prompt_tokens_estimated
+        )
+
+    def collect(self) -> Iterator[Metric]:
+        """Rates and ratios of now."""
+        rates = OUTPUT_RATE.gauge()
+        for name, rate in self._rates(self._clock()).items():
+            rates.add_metric((name,), rate)
+        families = {family.name: family.gauge() for family in (TOKENS_PER_EVENT, SPEC_ACCEPT, PREFIX_HITS)}
+        for (name, *labels), ratio in self._ratios.items():
+            if ratio.value is not None:
+                families[name].add_metric(labels, ratio.value)
+        for backend, share in self._accepted().items():
+            if self._ratio(SPEC_ACCEPT, backend).value is None:  # its answers do not tell
+                families[SPEC_ACCEPT.name].add_metric((backend,), share)
+        yield rates
+        yield from families.values()
+
+    def _rates(self, now: float) -> dict[str, float]:
+        """Tokens per second by backend. A stream that still runs counts with its events times the tokens
+        per event of those before it; its tokens are taken as evenly spread."""
+        answers = list(self._answers)
+        for record in self._running():
+            if record.first_token is not None and record.last_token is not None:
+                per_event = self._ratio(TOKENS_PER_EVENT, record.backend).value or 1.0
+                tokens = round(record.events * per_event)
+                answers.append((record.backend, record.first_token, record.last_token, tokens))
+        rates: defaultdict[str, float] = defaultdict(float)
+        for backend, start, end, tokens in answers:
+            inside = end - max(start, now - WINDOW_SECONDS)
+            if inside >= 0:
+                rates[backend] += tokens * (inside / (end - start) if end > start else 1) / WINDOW_SECONDS
+        return rates
+
+    def prefix_hit_ratio(self, backend: str) -> float | None:
+        """As the engine reported it; None until it did."""
+        return self._ratio(PREFIX_HITS, backend, "reported").value
+
+    def _ratio(self, family: Family, *labels: str) -> Ratio:
+        return self._ratios[(family.name, *labels)]
+
+
+class Ratio:
+    """A share over recent requests, weighted by their size; older ones fade."""
+
+    def __init__(self) -> None:
+        self._part = 0.0
+        self._whole = 0.0
+
+    def add(self, part: int | None, whole: int | None) -> None:
+        """One more request; what is not known does not count."""
+        if part is not None and whole:
+            self._part = self._part * RATIO_MEMORY + part
+            self._whole = self._whole * RATIO_MEMORY + whole
+
+    @property
+    def value(self) -> float | None:
+        """The share; None before the first request."""
+        return self._part / self._whole if self._whole else None
