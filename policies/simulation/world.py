@@ -7,6 +7,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from policies.simulation.engine import Engine, Job, Mode, Phase
 from policies.simulation.profile import Profile
@@ -81,9 +82,9 @@ class World:
         """Until the last foreground program has ended, and what was asked until then is answered."""
         for program in self._workload.programs:
             progress = _Progress(program, 0, program.starts)
-            self._at(program.starts, lambda now, progress=progress: self._begin(progress, now))  # type: ignore[misc]
+            self._at(program.starts, partial(self._begin, progress))
         for happening in self._workload.happenings:
-            self._at(happening.at, lambda now, happening=happening: self._happen(happening, now))  # type: ignore[misc]
+            self._at(happening.at, partial(self._happen, happening))
         while self._foreground or self._requests:
             self._step()
         return self.run
@@ -133,12 +134,9 @@ class World:
         progress.number += 1
         if progress.number < len(program.turns):
             pause = program.turns[progress.number].think_seconds
-            self._at(now + pause, lambda now: self._begin(progress, now))
+            self._at(now + pause, partial(self._begin, progress))
         elif program.foreground:
             self._foreground -= 1
-
-    def _later(self, progress: _Progress, seconds: float, now: float) -> None:
-        self._at(now + seconds, lambda now: self._ask(progress, now))
 
     # -- decisions ----------------------------------------------------------------------------------
 
@@ -154,7 +152,7 @@ class World:
                 case Refuse():
                     self.run.refused += 1
                     del self._requests[decision.id]
-                    self._later(progress, decision.retry_seconds, now)
+                    self._at(now + decision.retry_seconds, partial(self._ask, progress))
 
     def _tick(self, now: float) -> None:
         self._ticking = False
@@ -196,4 +194,4 @@ class World:
             self.run.broken += 1
             del self._requests[job.id]
             self._obey(self._router.ended(job, now), now)
-            self._later(progress, RETRY_SECONDS, now)
+            self._at(now + RETRY_SECONDS, partial(self._ask, progress))
