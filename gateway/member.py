@@ -28,7 +28,7 @@ class Member:
     alive: bool = False  # this process was heard, and nothing says that it has ended
     started: str | None = None  # which process of the engine it is, where the engine tells
     ends: int = 0  # of the engine's process, as far as they were noticed
-    ended_at: float = float("-inf")  # when it was noticed that the last one that was alive has ended
+    ended_at: float = float("-inf")  # when it was proven that the last one that was alive has ended
     silent: int = 0  # probes in a row without an answer
     foreign: int = 0  # at the last probe; believed when two in a row agree
     refuses_usage: bool = False
@@ -73,10 +73,13 @@ class Member:
         """How long this engine may be silent."""
         return self.settings.timeouts
 
-    def ended(self, now: float) -> None:
-        """The engine's process has ended, or loads anew: what was seen of it holds no more."""
+    def ended(self, now: float, *, proven: bool = True) -> None:
+        """The engine's process has ended, or loads anew: what was seen of it holds no more.
+
+        Not `proven`: whatever stands before the engine may say "503" for it, and what runs there runs on.
+        """
         self.ends += 1
-        if self.alive:
+        if self.alive and proven:
             self.ended_at = now
         self.alive, self.away, self.foreign = False, True, 0
         self.report, self.experience = Report(), Experience()

@@ -125,7 +125,7 @@ class Watch:
             return None
         report = member.engine.read(answers)
         if report.loading:
-            self._restarted(member, report, "the engine is loading")
+            self._restarted(member, report, "the engine is loading", proven=False)
             return None
         if member.restarted(report, asked_at):
             self._restarted(member, report, "the engine was restarted")
@@ -155,9 +155,9 @@ class Watch:
             member.known = False
         self._not_ready(member, State.DOWN, answer.value)
 
-    def _restarted(self, member: Member, report: Report, why: str) -> None:
+    def _restarted(self, member: Member, report: Report, why: str, *, proven: bool = True) -> None:
         """Another process than before answers at the URL, or the same one loads anew."""
-        member.ended(self._clock())
+        member.ended(self._clock(), proven=proven)
         member.started = report.started
         self._admission.restarted(member.name)
         self._not_ready(member, State.STARTING, why)

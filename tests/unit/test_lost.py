@@ -60,6 +60,18 @@ async def test_nothing_else_is_given_up() -> None:
     assert not running(Phase.DECODE).lost(float("-inf"), 1e9)
 
 
+@over(PLAIN)
+async def test_an_engine_that_says_it_is_loading_keeps_what_runs(stage: Stage) -> None:
+    """A proxy may say so for it, for a moment; what is refused, or has another start, is another matter."""
+    await stage.told(Report(models=("m",), started="1"))
+    await stage.told(Report(loading=True))
+    assert (stage.backend.state, stage.member.ended_at) == (State.STARTING, float("-inf"))
+    await stage.told(Report(models=("m",), started="1"))
+    now = asyncio.get_running_loop().time()
+    await stage.told(Report(models=("m",), started="2"))
+    assert stage.member.ended_at >= now
+
+
 @pytest.mark.parametrize("next_process", [False, True])
 def test_the_watch_gives_up_what_is_silent(next_process: bool) -> None:
     """Within a few probes of the first refused one; also when another process answers at once."""
