@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from gateway.engines import DETECTION_PATHS, ENGINES, detect
 from gateway.engines.base import COMPLETIONS, Answer, Report
+from gateway.engines.refusals import as_answer, names_usage
 from tests.unit.engines.answers import DS4_FORK, LLAMACPP, SGLANG, VLLM, recorded
 
 KEYS = [
@@ -48,8 +49,12 @@ def read_everything(status: int, body: bytes, header: str = "") -> None:
     odd = Answer(status, {"retry-after": header, "date": header}, body)
     ready = Answer(200, {}, body)
     detect(dict.fromkeys(DETECTION_PATHS, ready))
+    names_usage(odd)
+    said = odd.json()
+    event = as_answer(said if isinstance(said, dict) else {})
     for engine in ENGINES.values():
         engine.refusal(odd)
+        engine.refusal(event)
         engine.counted(ready)
         engine.count(COMPLETIONS, body)
         engine.recognises(dict.fromkeys(engine.paths, ready))
