@@ -119,9 +119,8 @@ class Admission:
 
     def finish(self, id: str, now: float) -> list[Decision]:
         """The call is over, whatever it was: queued, running, leaving or long gone."""
-        if id in self.queue:
-            self.queue.take(id)
-            return self._dispatch(now)  # what was kept for it is for others now
+        if id in self.queue:  # what was kept for it is for others then
+            return self._dispatch(now) if self.queue.take(id).parched else []
         lease = self._leases.get(id)
         if lease is None:
             return []
@@ -130,14 +129,14 @@ class Admission:
 
     def tick(self, now: float) -> list[Decision]:
         """Time passed: pauses end, waits become too long."""
-        started, expired = self._dispatch(now), list[Decision]()
+        decisions, parched = self._dispatch(now), False
         for waiting in self.queue:
             wait = self.queue.predicted_wait(len(self.queue))
             unavailable = self.unavailable(waiting.call)
             if rejected := waiting.expired(now, self.limits, wait, unavailable=unavailable):
-                self.queue.take(waiting.call.id)
-                expired.append(rejected)
-        return started + expired + (self._dispatch(now) if expired else [])
+                parched |= self.queue.take(waiting.call.id).parched
+                decisions.append(rejected)
+        return decisions + self._dispatch(now) if parched else decisions
 
     def close(self) -> None:
         """No new calls from now on; those that wait or run go on."""

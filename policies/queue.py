@@ -37,9 +37,11 @@ class Queue:
         self._waiting[waiting.call.id] = waiting
         self.bytes += waiting.call.body_bytes
 
-    def take(self, id: str) -> None:
+    def take(self, id: str) -> Waiting:
         """A call waits no more, for whatever reason."""
-        self.bytes -= self._waiting.pop(id).call.body_bytes
+        waiting = self._waiting.pop(id)
+        self.bytes -= waiting.call.body_bytes
+        return waiting
 
     def released(self, now: float) -> None:
         """A slot became free."""

@@ -18,6 +18,11 @@ class Waiting:
     why: dict[str, Reason] = field(default_factory=dict)  # by backend, at the last look
     unavailable_since: float | None = None  # all backends of its model are down or ejected
 
+    @property
+    def parched(self) -> bool:
+        """Whether it lacked nothing but kv budget somewhere: some may have been kept for it."""
+        return Reason.KV_BUDGET in self.why.values()
+
     def expired(
         self, now: float, limits: Limits, wait_seconds: float | None, *, unavailable: bool
     ) -> Rejected | None:
