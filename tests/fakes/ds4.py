@@ -68,6 +68,7 @@ class Ds4Upstream(OpenAI):
     comment_seconds: ClassVar[float | None] = 5.0
     length_at_arrival = True
     error_name = True
+    sees_leaving = False
 
     def knows(self, model: object) -> bool:
         return True
@@ -118,6 +119,7 @@ class Ds4(Ds4Upstream):
     """The fork: banks, refusals with Retry-After, a page of figures that is never refused."""
 
     name = "ds4"
+    sees_leaving = True
     forms: ClassVar = {
         CHAT: ForkChat,
         COMPLETIONS: ForkCompletion,
@@ -136,6 +138,14 @@ class Ds4(Ds4Upstream):
         "continuation": Refusal(409, "continuation state is not available", "invalid_request_error"),
         "shutdown": Refusal(503, "server shutting down", "server_error"),
     }
+
+    def keepalive(self, route: str) -> tuple[str | None, dict[str, Any]] | None:
+        match route:
+            case "/v1/messages":
+                return "ping", {"type": "ping"}
+            case "/v1/responses":
+                return "response.in_progress", {"type": "response.in_progress", "response": {}}
+        return None
 
     def full(self, record: Record) -> str:
         slots, limit = self.slots, self.options.queue_limit

@@ -38,7 +38,7 @@ class FakeEngine:
         self.slots = Slots(options.slots, caches=options.prefix_cache, kv_tokens=options.kv_tokens)
         self.records = Records()
         self.personality = PERSONALITIES[options.personality](options, self.slots, self.records)
-        self.door = Door(self.serve, options.idle_seconds)
+        self.door = Door(self.serve, options.idle_seconds, self.personality.sees_leaving)
         self.scripts = Scripts()
         self.prefill = asyncio.Lock()
         self.ending = Ending()

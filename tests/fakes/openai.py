@@ -63,6 +63,7 @@ class OpenAI:
     length_at_arrival: ClassVar[bool] = False  # a prompt too long is refused before it waits for a slot
     done_after_error: ClassVar[bool] = False
     error_name: ClassVar[bool] = False  # `event: error` before an error in a stream of chat
+    sees_leaving: ClassVar[bool] = True  # at once; else when it writes to a connection that is closed
     drains: ClassVar[bool] = False  # SIGTERM ends it in an orderly way
 
     def __init__(self, options: Options, slots: Slots, records: Records) -> None:
@@ -162,6 +163,10 @@ class OpenAI:
         if route == MESSAGES:
             return {"type": "error", "error": {"type": "api_error", "message": "it broke"}}
         return {"error": {"message": "it broke", "type": "server_error", "code": 500}}
+
+    def keepalive(self, route: str) -> tuple[str | None, dict[str, Any]] | None:
+        """What a stream gets during the prefill if not a comment: an event's name and data."""
+        return None
 
     def names_error(self, route: str) -> bool:
         """Whether `event: error` stands before such an error."""

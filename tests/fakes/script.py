@@ -32,7 +32,7 @@ class Script:
     prefill_seconds: float | None = None  # silence instead of the computed prefill; others do not wait for it
     head_first: bool = False  # the head is sent before the prefill, though this engine would not
     comment_seconds: float | None = None  # comments during the prefill, after the head; None: as this engine
-    comment: str = ": prefill"
+    comment: str | None = None  # None: what this engine sends on this route
     first_token_seconds: float = 0.0  # between role chunk and first token
 
     # the answer

@@ -45,9 +45,13 @@ class EventStream:
         await self._write(head(200, [*self._personality.headers, ("Content-Type", type), framing]))
 
     async def comment(self) -> None:
-        """Send what engines send while they prefill."""
+        """Send what engines send while they prefill; a script that counts events does not count it."""
         await self.open()
-        await self._send(self._script.comment + self._script.newline * 2)
+        alive = self._personality.keepalive(self._record.path)
+        if self._script.comment is None and alive is not None:
+            await self._send(self._named(alive[0]) + self._data(alive[1]))
+        else:
+            await self._send((self._script.comment or ": prefill") + self._script.newline * 2)
 
     async def event(self, value: dict[str, Any], name: str | None = None) -> None:
         """Send one data event."""

@@ -87,9 +87,15 @@ class Malformed(Exception):
 class Door:
     """What all connections of one engine share: who serves them, and how many there are."""
 
-    def __init__(self, serve: Callable[[Request, Connection], Awaitable[None]], idle_seconds: float) -> None:
+    def __init__(
+        self,
+        serve: Callable[[Request, Connection], Awaitable[None]],
+        idle_seconds: float,
+        sees_leaving: bool = True,
+    ) -> None:
         self.serve = serve
         self.idle_seconds = idle_seconds  # an idle connection is closed after this; 0: never
+        self.sees_leaving = sees_leaving  # at once; else only when it writes
         self.connections = 0
         self.open = 0
         self.malformed = 0
@@ -100,7 +106,11 @@ class Door:
 
 
 class Connection(asyncio.Protocol):
-    """One client. When it leaves, by FIN or RST, whatever is done for it is cancelled at once."""
+    """One client. When it leaves, by FIN or RST, whatever is done for it is cancelled at once.
+
+    Behind a door that does not see clients leave, a FIN is nothing while there is work, and a connection that
+    is gone shows at the next write.
+    """
 
     transport: asyncio.Transport
 
@@ -114,6 +124,8 @@ class Connection(asyncio.Protocol):
         self._received = 0
         self.left: float | None = None  # when the client's close was noticed
         self.closes = False  # after the current response
+        self._working = False  # on a request
+        self._lost = False  # nobody is there any more
 
     # -- the asyncio side
 
@@ -138,12 +150,15 @@ class Connection(asyncio.Protocol):
             self._arrived.set()
 
     def eof_received(self) -> bool:
-        self._leave()
+        if self._door.sees_leaving or not self._working:
+            self._leave()
         return True  # our side stays open until the work has stopped
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._door.open -= 1
-        self._leave()
+        self._lost = True
+        if self._door.sees_leaving or not self._working:
+            self._leave()
         self._writable.set()
 
     def pause_writing(self) -> None:
@@ -158,6 +173,8 @@ class Connection(asyncio.Protocol):
         """Send bytes, unless nobody is there; `drain` waits until the client has taken enough of them."""
         if not self.transport.is_closing():
             self.transport.write(data)
+        elif self._lost:
+            self._leave()
 
     async def drain(self) -> None:
         """Wait while the client does not read."""
@@ -197,7 +214,9 @@ class Connection(asyncio.Protocol):
                 if not self._requests:
                     self._arrived.clear()
                 self.closes = request.header("connection").lower() == "close"
+                self._working = True
                 await self._door.serve(request, self)
+                self._working = False
         except (asyncio.CancelledError, TimeoutError):
             pass  # the client left, or said nothing for too long
         except Exception:

@@ -200,6 +200,39 @@ async def test_ds4_sends_head_and_comments_long_before_the_first_token() -> None
         assert client.ended == "clean"
 
 
+async def test_ds4_keeps_each_route_alive_in_its_own_way() -> None:
+    """Comments on chat, `ping` on messages, `response.in_progress` on responses; upstream comments always."""
+    own = {CHAT: b": prefill", MESSAGES: b"event: ping", RESPONSES: b"event: response.in_progress"}
+    for face in ("ds4", "ds4-upstream"):
+        async with engine(face, instant=True) as one:
+            await one.script(times=3, prefill_seconds=0.25, comment_seconds=0.1)
+            for route, begin in own.items():
+                got = await events(one, route, body(route, stream=True))
+                expected = begin if face == "ds4" else b": prefill"
+                assert all(event.raw.startswith(expected) for event in got[:2])
+                assert not got[2].raw.startswith(b": ")
+
+
+async def test_ds4_upstream_sees_a_client_leave_only_when_it_writes() -> None:
+    """A half-closed connection is open to it; a reset one ends the request at the next comment or token."""
+    async with engine("ds4-upstream", decode_tps=20, tokens=1000) as one:
+        async with await RawClient.connect(one.url) as client:
+            await client.post(CHAT, chat("streams"))
+            await client.head()
+            await client.first_token()
+            client.half_close()
+            before = (await one.records(1))[0]["completion_tokens"]
+
+            async def goes_on() -> bool:
+                return bool((await one.records(1))[0]["completion_tokens"] > before + 3)
+
+            await until(goes_on, "tokens for nobody")
+            assert (await one.state())["running"] == 1
+            client.reset()
+            await one.idle()
+        assert (await one.records(1))[0]["outcome"] == "aborted"
+
+
 async def test_ds4_closes_every_connection_and_reads_no_chunked_body() -> None:
     """Content-Length only, and never a second request on a connection."""
 
