@@ -11,6 +11,7 @@ import openai
 import pytest
 import pytest_asyncio
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.responses import Response
 
 from tests.processes import harness
 from tests.processes.process import WAIT_SECONDS
@@ -65,7 +66,7 @@ streaming_or_not = pytest.mark.parametrize("stream", [False, True])
 async def engine() -> AsyncIterator[harness.Engine]:
     """An engine with one slot."""
     async with harness.engine(
-        "llamacpp", slots=1, context_tokens=CONTEXT_TOKENS, model=MODEL, instant=True
+        "llamacpp", slots=1, context_tokens=CONTEXT_TOKENS, model=MODEL, instant=True, embeddings=True
     ) as one:
         yield one
 
@@ -195,6 +196,70 @@ async def test_a_plain_completion(url: str) -> None:
         stream = await client.completions.create(model=MODEL, prompt="Once upon a time", stream=True)
         streamed = "".join([choice.text async for chunk in stream for choice in chunk.choices])
     assert whole.choices[0].text == streamed != ""
+
+
+async def respond(url: str, **request: Any) -> Any:
+    """A response; of a stream all events."""
+    async with openai.AsyncOpenAI(**options(url, KEY)) as client:
+        answer: Any = await client.responses.create(**({"model": MODEL, "input": "Say hello"} | request))
+        return [event async for event in answer] if request.get("stream") else answer
+
+
+async def test_a_response_carries_the_engines_usage(engine: harness.Engine, url: str) -> None:
+    """Whole, and as a stream that says the same; its tokens are those that the engine counted."""
+    whole: Response = await respond(url)
+    events: list[Any] = await respond(url, stream=True)
+
+    records = await engine.records(last=2)
+    assert whole.status == "completed"
+    deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
+    assert "".join(deltas) == whole.output_text != ""
+    assert (events[0].type, events[-1].type) == ("response.created", "response.completed")
+    for response, record in zip((whole, events[-1].response), records, strict=True):
+        assert response.usage is not None
+        assert response.usage.input_tokens == record["prompt_tokens"]
+        assert response.usage.output_tokens == record["completion_tokens"] == 8
+
+
+@streaming_or_not
+async def test_a_function_call_of_a_response(stream: bool, url: str) -> None:
+    """It arrives with id, name and arguments, and its result is answered in words."""
+    tools = [{"type": "function", "name": "terminal", "parameters": {"type": "object", "properties": {}}}]
+    answer: Any = await respond(url, tools=tools, stream=stream)
+    response: Response = answer[-1].response if stream else answer
+    [call] = [item for item in response.output if item.type == "function_call"]
+    assert (call.name, call.arguments) == ("terminal", '{"command":"echo hi"}')
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "hi"}
+    turn = {"type": "function_call", "call_id": call.call_id, "name": call.name, "arguments": call.arguments}
+    last = await respond(url, tools=tools, input=[*HELLO, turn, result])
+    assert last.output_text
+
+
+@streaming_or_not
+async def test_a_response_to_a_prompt_over_every_context(stream: bool, url: str) -> None:
+    """The same error as on chat."""
+    with pytest.raises(openai.BadRequestError, match=str(CONTEXT_TOKENS)) as caught:
+        await respond(url, input="one two three four " * CONTEXT_TOKENS, stream=stream)
+    assert caught.value.code == "context_length_exceeded"
+
+
+async def test_a_response_that_breaks_off_is_an_error(engine: harness.Engine, url: str) -> None:
+    """The SDK raises; it does not take half a response for a whole one."""
+    await engine.script(cut="rst", cut_after=6)
+    with pytest.raises(openai.APIError, match="The backend failed"):
+        await respond(url, stream=True)
+
+
+async def test_embeddings_carry_the_engines_usage(engine: harness.Engine, url: str) -> None:
+    """One vector per text, in the encoding that the SDK asks for unseen, and in plain numbers."""
+    texts = ["one text", "another"]
+    async with openai.AsyncOpenAI(**options(url, KEY)) as client:
+        packed = await client.embeddings.create(model=MODEL, input=texts)
+        plain = await client.embeddings.create(model=MODEL, input=texts, encoding_format="float")
+    [record] = await engine.records(last=1)
+    assert [vector.embedding for vector in packed.data] == [vector.embedding for vector in plain.data]
+    assert len(plain.data) == 2
+    assert plain.usage.prompt_tokens == record["prompt_tokens"]
 
 
 async def test_models_are_listed_and_found(url: str) -> None:
