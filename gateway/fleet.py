@@ -132,8 +132,8 @@ class Fleet:
         """Tell the engine that its client left; resolves when it has stopped."""
         return self._leaving.stopped(member, exchange)
 
-    async def count(self, call: Call, request: Request) -> int | None:
-        """The prompt's tokens by an engine's own tokenizer, where one can and answers soon."""
+    async def count(self, call: Call, request: Request, seconds_max: float) -> int | None:
+        """The prompt's tokens by an engine's own tokenizer, where one can and answers in time."""
         for member in self.members.values():
             backend = self._admission.backends[member.name]
             if backend.state is not State.READY or not backend.serves(call):
@@ -142,7 +142,7 @@ class Fleet:
             counting = member.engine.count(call.route, named)
             if counting is None:
                 continue
-            tokens = await ask_tokenizer(member.upstream, member.engine, counting)
+            tokens = await ask_tokenizer(member.upstream, member.engine, counting, seconds_max)
             if tokens is not None:
                 return tokens
         return None

@@ -26,6 +26,7 @@ from gateway.relay import Relay
 from gateway.request import Request, parse
 from gateway.routes import ROUTES
 from gateway.settings import Settings
+from gateway.tokenizer import COUNT_SECONDS_MAX, GATE_COUNT_SECONDS_MAX
 from policies import filters
 from policies.prompt_length import content
 from policies.types import Call
@@ -91,8 +92,8 @@ class Handler:
                 call = self._call(record, headers, request, key)
                 live.call = call
                 record.prepare_seconds = self._clock() - read
-                if self._uncertain(call):
-                    live.call = call = await self._counted(call, request)
+                if seconds := self._doubt(call):
+                    live.call = call = await self._counted(call, request, seconds)
                 try:
                     if route.takes_slot:
                         async with self._dispatcher.slot(call) as slot:
@@ -161,18 +162,24 @@ class Handler:
             alias=self._models.alias(request.model),
         )
 
-    def _uncertain(self, call: Call) -> bool:
-        """Whether the estimate is too near a context of the backends that serve the call, or would have
-        it refused: an estimate alone must not make an agent rewrite its conversation."""
-        refused = True
-        for backend in self._dispatcher.admission.backends.values():
+    def _doubt(self, call: Call) -> float:
+        """Seconds that an engine may take to count the prompt, 0 where the estimate will do.
+
+        It will not where it is too near a context of the backends that serve the call, or would have it
+        refused: an estimate alone must not make an agent rewrite its conversation. Nor, if that is soon
+        told, where it decides whether the call waits for the prefill of another.
+        """
+        refused, seconds, admission = True, 0.0, self._dispatcher.admission
+        for backend in admission.backends.values():
             if backend.serves(call):
                 if filters.uncertain(call, backend):
-                    return True
+                    return COUNT_SECONDS_MAX
                 refused = refused and filters.outgrown(call, backend)
-        return refused
+                if backend.prefilling and filters.at_gate(call, backend, admission.limits):
+                    seconds = GATE_COUNT_SECONDS_MAX
+        return COUNT_SECONDS_MAX if refused else seconds
 
-    async def _counted(self, call: Call, request: Request) -> Call:
+    async def _counted(self, call: Call, request: Request, seconds_max: float) -> Call:
         """The call with its prompt counted by an engine, if one can."""
-        tokens = await self._fleet.count(call, request)
+        tokens = await self._fleet.count(call, request, seconds_max)
         return call if tokens is None else replace(call, prompt_tokens=tokens, prompt_counted=True)

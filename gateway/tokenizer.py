@@ -7,14 +7,17 @@ import asyncio
 from gateway.engines.base import Answer, Count, Engine
 from gateway.upstream import AnswerTooLarge, ConnectFailed, ConnectionLost, Upstream
 
-COUNT_SECONDS_MAX = 2.0
+COUNT_SECONDS_MAX = 2.0  # where the estimate decides whether a prompt is refused
+GATE_COUNT_SECONDS_MAX = 0.25  # where it decides whether a prompt waits for another one's prefill
 COUNT_BYTES_MAX = 4_194_304  # llama.cpp answers with the ids of all tokens
 
 
-async def ask_tokenizer(upstream: Upstream, engine: Engine, counting: Count) -> int | None:
-    """The prompt's tokens; None if the engine does not answer soon, or not with a count."""
+async def ask_tokenizer(
+    upstream: Upstream, engine: Engine, counting: Count, seconds_max: float
+) -> int | None:
+    """The prompt's tokens; None if the engine does not answer in time, or not with a count."""
     try:
-        async with asyncio.timeout(COUNT_SECONDS_MAX):
+        async with asyncio.timeout(seconds_max):
             exchange = await upstream.send(
                 "POST", counting.path, [(b"content-type", b"application/json")], counting.body
             )

@@ -103,23 +103,26 @@ class Calibration:
             self._starved.learn(min(max(starved, 0.0), 1 / pace))
             self.model = replace(self.model, starved_tokens_per_second=self._starved.value)
 
-    def found(self, matched_tokens: int, cached_tokens: int) -> None:
-        """Of so many tokens that should have been cached, the engine says how many it found."""
+    def found(self, matched_tokens: int, cached_tokens: int) -> float | None:
+        """Of so many tokens that should have been cached, the engine says how many it found. The share of
+        them; None where they were too few to matter."""
         if cached_tokens > 0:
             self._divisor = gcd(self._divisor, cached_tokens)
             self._reports += 1
             if self._reports >= FIRST_SAMPLES and self._divisor <= BLOCK_TOKENS_MAX:
                 self.model = replace(self.model, cache_block_tokens=self._divisor)
         if matched_tokens < MATCHED_MIN:
-            return
+            return None
         block = self.model.cache_block_tokens
-        self._found(cached_tokens / max(block, matched_tokens // block * block))
+        return self._found(cached_tokens / max(block, matched_tokens // block * block))
 
-    def found_by(self, prompt_tokens: int, matched_tokens: int, seconds: float) -> None:
-        """An engine that does not tell what it found: the time to the first token tells."""
+    def found_by(self, prompt_tokens: int, matched_tokens: int, seconds: float) -> float | None:
+        """Of an engine that does not tell what it found, the time to the first token tells the share; None
+        where it cannot."""
         cold, warm = (self.model.first_token(prompt_tokens, cached) for cached in (0, matched_tokens))
-        if matched_tokens >= MATCHED_MIN and self.learnt and cold > 1.5 * warm:
-            self._found((cold - seconds) / (cold - warm))
+        if matched_tokens < MATCHED_MIN or not self.learnt or cold < 1.5 * warm:
+            return None
+        return self._found((cold - seconds) / (cold - warm))
 
     def predicted(self, predicted_seconds: float, seconds: float) -> None:
         """What was predicted at dispatch, and what came: the health of all that is learnt."""
@@ -135,9 +138,11 @@ class Calibration:
         self._reports = self._divisor = 0
         self.error_ratio = None
 
-    def _found(self, share: float) -> None:
-        self._efficiency.learn(min(max(share, 0.0), 1.0))
+    def _found(self, share: float) -> float:
+        share = min(max(share, 0.0), 1.0)
+        self._efficiency.learn(share)
         self.model = replace(self.model, cache_efficiency=self._efficiency.value)
+        return share
 
 
 def _prefill_terms(prompt_tokens: int, cached_tokens: int) -> tuple[float, float, float, float]:

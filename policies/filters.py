@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from policies.cost import cached_tokens
 from policies.types import Backend, Call, Limits, Priority, Reason, State
 
 ESTIMATE_LOW = 0.7  # an estimate from bytes may be this far too high; only engines refuse what lies between
@@ -101,3 +102,17 @@ def gated(backend: Backend, limits: Limits) -> bool:
     """Whether a long prefill must wait for another one's first token: prefill is serial in an engine,
     so side by side they only freeze everybody else."""
     return backend.long_prefills >= limits.long_prefills_per_backend
+
+
+def at_gate(call: Call, backend: Backend, limits: Limits) -> bool:
+    """Whether a long prefill is in progress there, and the estimate is so near the gate that only the
+    engine's tokenizer can tell whether this one is long too."""
+    if call.prompt_counted or not gated(backend, limits):
+        return False
+    cached = cached_tokens(call, backend)
+    uncached = call.prompt_tokens - cached
+    least, most = (
+        backend.service.prefill_seconds(cached + int(uncached * factor), cached)
+        for factor in (ESTIMATE_LOW, ESTIMATE_HIGH)
+    )
+    return least <= limits.prefill_gate_seconds < most

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from policies.calibration import MATCHED_MIN
 from policies.load import Reading
 from policies.output_length import OutputLength
 from policies.types import Backend, Lease
 
 SAMPLE_SECONDS = 0.1  # between two lessons of one backend: more of them teach nothing more
-FOUND_MIN = 0.5  # of what was believed to be cached; with less of it found, it had been evicted
+FOUND_MIN = 0.5  # of what an engine usually finds; if it found less, what was believed in had been evicted
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,27 +47,30 @@ class Learner:
             call = lease.call
             self._outputs.learn(call.model, call.priority, tokens, call.output_tokens_max)
         matched = _matched_tokens(lease, counts.prompt_tokens)
+        share = None
         if counts.cached_tokens is not None:
-            backend.calibration.found(matched, counts.cached_tokens)
-            if matched >= MATCHED_MIN and counts.cached_tokens < FOUND_MIN * matched:
-                backend.shadow.missed(lease.work.booking)
+            share = backend.calibration.found(matched, counts.cached_tokens)
         if streamed:
             if lease.work.alone:
-                _prefill(backend, lease, counts, matched, first.at - lease.granted)
+                told = _prefill(backend, lease, counts, matched, first.at - lease.granted)
+                share = told if share is None else share
             if completed and tokens and lease.work.ended is not None:
                 _decode(backend, counts.prompt_tokens, tokens - 1, first, lease.work.ended)
+        if share is not None and share < FOUND_MIN * backend.calibration.model.cache_efficiency:
+            backend.shadow.missed(lease.work.booking)
         backend.service = backend.calibration.model
         return True
 
 
-def _prefill(backend: Backend, lease: Lease, counts: Counts, matched: int, seconds: float) -> None:
+def _prefill(backend: Backend, lease: Lease, counts: Counts, matched: int, seconds: float) -> float | None:
+    """The share of what was matched that the time tells to have been cached, if only the time tells."""
     calibration = backend.calibration
     calibration.predicted(lease.prefill_seconds + backend.service.first_token_seconds, seconds)
     cached = counts.cached_tokens
     if cached is None and matched:
-        calibration.found_by(counts.prompt_tokens, matched, seconds)
-    else:
-        calibration.prefilled(counts.prompt_tokens, min(cached or 0, counts.prompt_tokens - 1), seconds)
+        return calibration.found_by(counts.prompt_tokens, matched, seconds)
+    calibration.prefilled(counts.prompt_tokens, min(cached or 0, counts.prompt_tokens - 1), seconds)
+    return None
 
 
 def _decode(backend: Backend, prompt_tokens: int, tokens: int, first: Reading, ended: Reading) -> None:

@@ -30,16 +30,17 @@ class Load:
 
     def change(self, now: float, decoding: int, prefilling: bool) -> None:
         """From now on so many sequences decode, and a prompt is being read or not."""
-        self.read(now)
+        passed = now - self._at
+        if passed:
+            self._at = now
+            self._sequence_seconds += self._decoding * passed
+            if self._prefilling:
+                self._prefill_seconds += passed
         self._decoding, self._prefilling = decoding, prefilling
 
     def read(self, now: float) -> Reading:
         """The sums up to now."""
-        passed = now - self._at
-        self._at = now
-        if self._prefilling:
-            self._prefill_seconds += passed
-        self._sequence_seconds += self._decoding * passed
+        self.change(now, self._decoding, self._prefilling)
         return Reading(now, self._prefill_seconds, self._sequence_seconds)
 
 

@@ -33,7 +33,8 @@ class ServiceModel:
 
     def prefill_seconds(self, prompt_tokens: int, cached_tokens: int = 0) -> float:
         """Seconds of the prefill server for a prompt of which this many tokens are cached."""
-        return self.setup_seconds + self._curve(prompt_tokens) - self._curve(cached_tokens)
+        seconds = self.setup_seconds + self._curve(prompt_tokens)
+        return seconds - self._curve(cached_tokens) if cached_tokens else seconds
 
     def first_token(self, prompt_tokens: int, cached_tokens: int = 0) -> float:
         """Seconds from dispatch to the first token on an engine that reads nothing else."""

@@ -147,6 +147,46 @@ def test_a_prefix_that_was_evicted_is_no_longer_believed_in() -> None:
     assert stage.backend.shadow.matched_bytes(a_chain(3, 4, 5)) == 3000
 
 
+def test_times_tell_of_an_eviction_that_nobody_reports() -> None:
+    """An engine that does not tell cached tokens, and whose warm prompt takes as long as a cold one."""
+    stage = Stage()
+    stage.admission.resize("backend", 0.0, slots=4, source=stage.backend.slots_source, context_tokens=None)
+    for turn in range(20):
+        stage.serve(3000, 10, chain=a_chain(100 + turn), cached=None)
+    old = a_chain(1, 2)
+    stage.serve(3000, 10, chain=old, cached=None)
+    stage.serve(2000, 10, chain=a_chain(3, 4), cached=None)
+    stage.serve(3000, 10, chain=a_chain(3, 4, 5), cached=None, truly=2000)
+    assert stage.backend.shadow.matched_bytes(old) == 2000
+    stage.serve(4000, 10, chain=a_chain(3, 4, 5, 6), cached=None)
+    assert stage.backend.shadow.matched_bytes(old) == 0
+
+
+def test_an_engine_that_never_finds_much_is_no_surprise() -> None:
+    """A fifth of what matches, each time: that is its efficiency, and nothing was evicted."""
+    stage = Stage()
+    stage.admission.resize("backend", 0.0, slots=4, source=stage.backend.slots_source, context_tokens=None)
+    for turn in range(40):
+        stage.serve(2000, 10, chain=a_chain(1, 10 + turn), cached=200, truly=200)
+    stage.serve(2000, 10, chain=a_chain(2, 3))
+    stage.serve(2000, 10, chain=a_chain(1, 99), cached=200, truly=200)
+    assert stage.backend.service.cache_efficiency == pytest.approx(0.2, abs=0.05)
+    assert stage.backend.shadow.matched_bytes(a_chain(2, 3)) == 2000
+    assert stage.backend.shadow.matched_bytes(a_chain(1, 48)) == 2000
+
+
+def test_another_context_is_another_process() -> None:
+    """An engine that nobody saw restart: its cache is empty, its speed to be learnt anew."""
+    stage = Stage(context_tokens=8192)
+    for turn in range(10):
+        stage.serve(500, 10, chain=a_chain(1, turn + 2))
+    assert stage.backend.calibration.samples > 0
+    stage.admission.resize("backend", 0.0, slots=4, source=stage.backend.slots_source, context_tokens=8192)
+    assert stage.backend.calibration.samples > 0
+    stage.admission.resize("backend", 0.0, slots=4, source=stage.backend.slots_source, context_tokens=4096)
+    assert stage.backend.calibration.samples == len(stage.backend.shadow) == 0
+
+
 def test_a_prefix_that_was_found_is_confirmed() -> None:
     """Nothing is dropped, and the warm prompt teaches the same rates as a cold one."""
     stage = Stage()
