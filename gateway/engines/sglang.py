@@ -56,14 +56,13 @@ class SGLang(OpenAI):
         return ranks is not None or owned_by(answers, "sglang")
 
     def read(self, answers: Mapping[str, Answer]) -> Report:
-        """Slots, tokens of memory, context, models, load and start.
-
-        A prompt that is being read counts neither as running nor as waiting."""
+        """Slots, tokens of memory, context, models, load and start."""
         report = super().read(answers)
         info = told(answers, SERVER_INFO)
         loads = members(told(answers, LOADS, "loads")) or []
         ranks = members(member(info, "internal_states")) or []
-        running, waiting = _sum(loads, "num_running_reqs"), _sum(loads, "num_waiting_reqs")
+        decoding, waiting = _sum(loads, "num_running_reqs"), _sum(loads, "num_waiting_reqs")
+        running = None if decoding is None else decoding + sum(map(_is_reading, loads))
         return replace(
             report,
             slots=positive(
@@ -97,6 +96,12 @@ def _sum(ranks: list[dict[str, object]], key: str) -> int | None:
     figures = [natural(rank.get(key)) for rank in ranks]
     known = [figure for figure in figures if figure is not None]
     return sum(known) if known and len(known) == len(figures) else None
+
+
+def _is_reading(rank: dict[str, object]) -> bool:
+    """Whether a long prompt is being read, in chunks: it counts neither as running nor as waiting, but its
+    tokens do. Beside waiting requests it cannot be told; a short one is read between two looks."""
+    return rank.get("num_waiting_reqs") == 0 and positive(rank.get("num_waiting_uncached_tokens")) is not None
 
 
 def _mean(rates: list[object]) -> float | None:

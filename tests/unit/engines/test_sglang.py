@@ -12,6 +12,7 @@ from tests.unit.engines.answers import SGLANG as ANSWERS
 from tests.unit.engines.answers import answer, edited, recorded
 
 SGLANG = ENGINES["sglang"]
+LOADS = recorded("sglang/loads")
 TOLD = Report(
     slots=8,
     context_tokens=32768,
@@ -44,6 +45,15 @@ def test_older_versions_tell_slots_but_no_load() -> None:
     assert SGLANG.read(answers) == replace(
         TOLD, busy=None, running=None, waiting=None, spec_accept_ratio=None, started="832251587"
     )
+
+
+@pytest.mark.parametrize(("waiting", "tokens", "running"), [(0, 900, 6), (0, 0, 5), (2, 900, 5)])
+def test_a_long_prompt_that_is_read_takes_a_slot(waiting: int, tokens: int, running: int) -> None:
+    """The engine counts its tokens among those that wait, but not the request."""
+    loads = edited(LOADS, b'"num_waiting_reqs":2', b'"num_waiting_reqs":%d' % waiting)
+    loads = edited(loads, b'"num_waiting_uncached_tokens":900', b'"num_waiting_uncached_tokens":%d' % tokens)
+    report = SGLANG.read(ANSWERS | {"/v1/loads": loads})
+    assert (report.running, report.waiting, report.busy) == (running, waiting, running + waiting)
 
 
 def test_half_of_a_sum_is_none() -> None:
