@@ -16,6 +16,7 @@ from tests.fakes.openai import OpenAI, Refusal
 from tests.fakes.responses import Responses
 from tests.fakes.routes import CHAT, COMPLETIONS, MESSAGES, RESPONSES
 from tests.fakes.slots import Record
+from tests.fakes.warmth import Kind
 from tests.fakes.wire import Request, Response
 
 ANTHROPIC_TYPES = {429: "rate_limit_error", 503: "overloaded_error"}
@@ -119,6 +120,7 @@ class Ds4(Ds4Upstream):
     """The fork: banks, refusals with Retry-After, a page of figures that is never refused."""
 
     name = "ds4"
+    warm: ClassVar[Kind] = "bank"
     sees_leaving = True
     forms: ClassVar = {
         CHAT: ForkChat,

@@ -23,6 +23,7 @@ from tests.fakes.reply import Reply
 from tests.fakes.script import Script, Scripts
 from tests.fakes.slots import Record, Records, Slots
 from tests.fakes.stream import Broken
+from tests.fakes.warmth import Warmth
 from tests.fakes.wire import Connection, Door, Request, Response, json_object
 
 KEPT_REQUESTS = 8192
@@ -35,9 +36,12 @@ class FakeEngine:
 
     def __init__(self, options: Options) -> None:
         self.options = options
-        self.slots = Slots(options.slots, caches=options.prefix_cache, kv_tokens=options.kv_tokens)
+        face = PERSONALITIES[options.personality]
+        kv_tokens = options.kv_tokens or options.slots * options.context_tokens
+        warmth = Warmth(face.warm, face.block_tokens, kv_tokens)
+        self.slots = Slots(options.slots, warmth, caches=options.prefix_cache, kv_tokens=options.kv_tokens)
         self.records = Records()
-        self.personality = PERSONALITIES[options.personality](options, self.slots, self.records)
+        self.personality = face(options, self.slots, self.records)
         self.door = Door(self.serve, options.idle_seconds, self.personality.sees_leaving)
         self.scripts = Scripts()
         self.prefill = asyncio.Lock()

@@ -15,6 +15,7 @@ from tests.fakes.options import Options
 from tests.fakes.prompt import limit_asked
 from tests.fakes.routes import CHAT, COMPLETIONS, EMBEDDINGS, MESSAGES, RESPONSES
 from tests.fakes.slots import Record, Records, Slots
+from tests.fakes.warmth import Kind
 from tests.fakes.wire import EVENTS, Headers, Request, Response, json_response
 
 DEFAULT_TOKENS = 32_768  # charged for the answer of a request that names no limit
@@ -64,6 +65,8 @@ class OpenAI:
     done_after_error: ClassVar[bool] = False
     error_name: ClassVar[bool] = False  # `event: error` before an error in a stream of chat
     sees_leaving: ClassVar[bool] = True  # at once; else when it writes to a connection that is closed
+    warm: ClassVar[Kind] = "slot"  # what keeps prompts warm
+    block_tokens: ClassVar[int] = 1  # a warm prefix counts in multiples of this
     drains: ClassVar[bool] = False  # SIGTERM ends it in an orderly way
 
     def __init__(self, options: Options, slots: Slots, records: Records) -> None:

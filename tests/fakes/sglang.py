@@ -13,6 +13,7 @@ from tests.fakes.prompt import count_tokens, limit_asked, prompt_text
 from tests.fakes.responses import Responses
 from tests.fakes.routes import CHAT, COMPLETIONS, COUNT_TOKENS, MESSAGES, RESPONSES, TOKENIZE
 from tests.fakes.slots import Record
+from tests.fakes.warmth import Kind
 from tests.fakes.wire import EVENTS, Headers, Request, Response
 
 VERSION = "0.5.23"
@@ -68,6 +69,7 @@ class Sglang(OpenAI):
 
     name = "sglang"
     owner = "sglang"
+    warm: ClassVar[Kind] = "block"
     headers: ClassVar[Headers] = [("Server", "uvicorn")]
     json_type = "application/json"
     stream_type = f"{EVENTS}; charset=utf-8"

@@ -7,6 +7,8 @@ import time
 from collections import Counter, deque
 from dataclasses import dataclass, field
 
+from tests.fakes.warmth import Warmth
+
 
 @dataclass(slots=True, eq=False)
 class Record:
@@ -76,12 +78,12 @@ class Slots:
     """Room for `total` sequences and, as in real engines, an endless silent queue in front of it.
 
     A request that must wait here is a violation: the gateway sent more than the engine has.
-    Each slot keeps the text of its last sequence if `caches`; a request takes the free slot that
-    shares the longest beginning with it, else the one used longest ago (as llama.cpp does).
+    Past sequences are kept warm only if `caches`.
     """
 
-    def __init__(self, total: int, *, caches: bool = False, kv_tokens: int = 0) -> None:
+    def __init__(self, total: int, warmth: Warmth, *, caches: bool = False, kv_tokens: int = 0) -> None:
         self.total = total
+        self.warmth = warmth
         self.caches = caches
         self.kv_tokens = kv_tokens  # of all that run; 0: as many as there are
         self.preemptions = 0  # times that they held more
@@ -90,7 +92,6 @@ class Slots:
         self.waiting: dict[Record, tuple[str, asyncio.Future[None]]] = {}
         self.max_concurrent = 0
         self.over_slots = 0
-        self._texts: dict[int, str] = {}  # by slot, the one used longest ago first
         self._busy = 0.0
         self._since = time.monotonic()
 
@@ -136,15 +137,14 @@ class Slots:
         self.waiting.pop(record, None)
         slot = self.running.pop(record, None)
         if slot is not None and sequence is not None and self.caches:
-            self._texts.pop(slot, None)
-            self._texts[slot] = sequence
+            self.warmth.keep(slot, sequence)
         self._dispatch()
 
     def resize(self, total: int) -> None:
         """Change the number of slots; what runs goes on, what was cached is gone."""
         self.busy_slot_seconds()
         self.total = total
-        self._texts.clear()
+        self.warmth.clear()
         self._dispatch()
 
     def reset(self) -> None:
@@ -161,33 +161,9 @@ class Slots:
             record = next(iter(self.waiting))
             prompt, granted = self.waiting.pop(record)
             record.started = time.monotonic()
-            record.slot, shared = self._choose(prompt)
-            record.cached_tokens = min(len(shared.encode()) // 4, record.prompt_tokens - 1)
+            free = set(range(self.total)) - set(self.running.values())
+            record.slot, record.cached_tokens = self.warmth.choose(prompt, free)
             self.running[record] = record.slot
             self.weigh()
             if not granted.done():
                 granted.set_result(None)
-
-    def _choose(self, prompt: str) -> tuple[int, str]:
-        """A free slot, and what of the prompt it holds already."""
-        taken = set(self.running.values())
-        free = [slot for slot in range(self.total) if slot not in taken]
-        shared = {slot: _common(self._texts.get(slot, ""), prompt) for slot in free}
-        best = max(free, key=lambda slot: len(shared[slot]))
-        if len(shared[best]) * 10 > len(prompt):
-            return best, shared[best]
-        oldest = list(self._texts)
-        lru = min(free, key=lambda slot: oldest.index(slot) if slot in self._texts else -1)
-        return lru, shared[lru]
-
-
-def _common(a: str, b: str) -> str:
-    """The common beginning of two texts, by bisection: prompts are long and almost equal."""
-    low, high = 0, min(len(a), len(b))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if a[low:middle] == b[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return a[:low]

@@ -10,9 +10,9 @@ from tests.fakes.prompt import count_tokens, limit_asked, prompt_text
 from tests.fakes.routes import CHAT, COMPLETIONS, COUNT_TOKENS, MESSAGES, RESPONSES, TOKENIZE
 from tests.fakes.slots import Record
 from tests.fakes.vllm_forms import VllmChat, VllmCompletion, VllmMessages, VllmResponses
+from tests.fakes.warmth import Kind
 from tests.fakes.wire import EVENTS, Headers, Request, Response
 
-BLOCK_TOKENS = 128
 POSTED = {CHAT, COMPLETIONS, RESPONSES, MESSAGES, COUNT_TOKENS, TOKENIZE}
 
 
@@ -21,6 +21,8 @@ class Vllm(OpenAI):
 
     name = "vllm"
     owner = "vllm"
+    warm: ClassVar[Kind] = "block"
+    block_tokens = 16  # as on GPUs; 128 on the CPU
     headers: ClassVar[Headers] = [("Server", "uvicorn")]
     json_type = "application/json"
     stream_type = f"{EVENTS}; charset=utf-8"
@@ -213,10 +215,10 @@ class Vllm(OpenAI):
 
     def _cache_config(self) -> str:
         return labels(
-            block_size=BLOCK_TOKENS,
+            block_size=self.block_tokens,
             enable_prefix_caching=self.options.prefix_cache,
             engine=0,
             kv_cache_max_concurrency=round(self.kv_tokens / self.options.context_tokens, 2),
             kv_cache_size_tokens=self.kv_tokens,
-            num_gpu_blocks=self.kv_tokens // BLOCK_TOKENS,
+            num_gpu_blocks=self.kv_tokens // self.block_tokens,
         )

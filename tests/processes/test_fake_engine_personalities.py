@@ -183,6 +183,26 @@ async def test_prompts_too_long_are_refused_and_counted(face: str) -> None:
         assert state["tokens"].get("completion", 0) == 0
 
 
+WARM = {"llamacpp": [0, 0, 100], "ds4": [0, 100, 100], "vllm": [0, 96, 96], "sglang": [0, 100, 100]}
+
+
+@pytest.mark.parametrize("face", WARM)
+async def test_prompts_stay_warm_as_in_its_original(face: str) -> None:
+    """Beside a busy slot that holds the beginning: other slots are cold, banks copy, blocks are for all."""
+    async with engine(face, slots=3, instant=True, prefix_cache=True, tokens=1) as one, http(one) as client:
+        begin = "b" * 400
+        await client.post(CHAT, json=body(CHAT, begin))
+        warm = [(await one.records(1))[0]["cached_tokens"]]
+        async with await RawClient.connect(one.url) as busy:
+            await one.script(cut="stall", cut_after=1)
+            await busy.post(CHAT, chat(begin + "first to come"))
+            await one.busy()
+            for name in ("one", "another"):
+                await client.post(CHAT, json=body(CHAT, begin + name * 3))
+                warm.append((await one.records(1))[0]["cached_tokens"])
+        assert warm == WARM[face]
+
+
 # -- ds4
 
 
