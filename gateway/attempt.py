@@ -13,7 +13,7 @@ from gateway.accounting import Usage
 from gateway.answer import StreamedAnswer
 from gateway.client import JSON
 from gateway.dispatcher import Dispatcher, Slot
-from gateway.engines.base import Answer, Failed, Overlength, Overload, Refusal
+from gateway.engines.base import Answer, Failed, NoRoom, Overlength, Overload, Refusal
 from gateway.engines.refusals import as_answer, names_usage
 from gateway.explanation import describe
 from gateway.fleet import Fleet
@@ -132,6 +132,7 @@ class Attempt:
                 member.settings.max_tokens_default or None,
                 call.prompt_tokens,
                 member.capacity.context_tokens.value,
+                counted=call.prompt_counted,
             ),
             stream=True if self._streams and not request.stream else None,
             include_usage=self._adds_usage,
@@ -234,10 +235,11 @@ class Attempt:
         """Was that an answer? Raises BackendFailed if not; an error event that the client already
         has only ends the request."""
         if answer.error is not None:
+            refusal = self._member.engine.refusal(as_answer(answer.error))
             if not answer.committed:
-                self._turned_away(self._member.engine.refusal(as_answer(answer.error)))
+                self._turned_away(refusal)
             cause = str(answer.error.get("type") or "error event")[:80]
-            self._failed("error_event", cause)
+            self._failed("error_event", cause, refusal)
             if not (answer.told and self._live.request.stream):  # of a document, half is none
                 raise errors.BackendFailed(cause, started=True)
             self._record.outcome = errors.BackendFailed.outcome
@@ -258,7 +260,7 @@ class Attempt:
         refusal = member.engine.refusal(answer)
         self._turned_away(refusal)
         if isinstance(refusal, Failed):
-            self._failed("status", refusal.cause)
+            self._failed("status", refusal.cause, refusal)
             raise errors.BackendFailed(refusal.cause, started=head.status >= 500)
         await self._refuse(answer)
         self._record.outcome = errors.ClientError.outcome
@@ -270,6 +272,8 @@ class Attempt:
                 raise NotStarted("overload", pause_seconds or OVERLOAD_PAUSE_SECONDS)
             case Overlength(prompt_tokens, limit_tokens):
                 self._too_long(prompt_tokens, limit_tokens)
+            case NoRoom(prompt_tokens) if prompt_tokens != self._slot.call.prompt_tokens:
+                raise NotStarted("no_room", prompt_tokens=prompt_tokens)
 
     async def _refuse(self, answer: Answer) -> None:
         """The engine's own words, as they came; behind the head its error object as one event."""
@@ -329,9 +333,13 @@ class Attempt:
             self._failed("connection", str(lost))
         return errors.BackendFailed(str(lost), started=True)
 
-    def _failed(self, reason: str, cause: str) -> None:
+    def _failed(self, reason: str, cause: str, refusal: Refusal | None = None) -> None:
+        """By the engine's fault; or by ours, who gave it more than it holds."""
         member, now = self._member, self._clock()
         member.last_error = f"{reason}: {cause}"
+        if isinstance(refusal, Failed) and refusal.overfilled:
+            self._fleet.overfilled(member)
+            return
         self._fleet.suspect(member)
         self._dispatcher.apply(
             self._dispatcher.admission.failed(member.name, now, reason, trial=self._slot.lease.trial)

@@ -78,6 +78,13 @@ class Overlength:
 
 
 @dataclass(frozen=True, slots=True)
+class NoRoom:
+    """The engine refused a prompt that it holds, because the answer's limit does not fit behind it."""
+
+    prompt_tokens: int  # by its own count
+
+
+@dataclass(frozen=True, slots=True)
 class Overload:
     """The engine refused for now; nothing was started."""
 
@@ -89,6 +96,7 @@ class Failed:
     """The engine failed; it may have begun."""
 
     cause: str
+    overfilled: bool = False  # by what it was given: the memory that all requests share was full
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +104,7 @@ class Passed:
     """An answer about the request itself, which the client gets as it is."""
 
 
-Refusal = Overlength | Overload | Failed | Passed
+Refusal = Overlength | NoRoom | Overload | Failed | Passed
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,16 +142,19 @@ class Engine(Protocol):
         """What an answer that is not 2xx means."""
         ...
 
-    def overfilled(self, error: object) -> bool:
-        """Whether this object of an error says that the memory which all requests share was full."""
-        ...
-
     def max_tokens(
-        self, asked: int | None, default: int | None, prompt_tokens: int, context_tokens: int | None
+        self,
+        asked: int | None,
+        default: int | None,
+        prompt_tokens: int,
+        context_tokens: int | None,
+        *,
+        counted: bool,
     ) -> int | None:
         """The limit of output that this engine must find in the body instead of `asked`; None: leave it.
 
-        `default`: the operator's, for clients that give none; `context_tokens`: of one slot.
+        `default`: the operator's, for clients that give none; `context_tokens`: of one slot; `counted`: by
+        a tokenizer, else `prompt_tokens` is an estimate.
         """
         ...
 

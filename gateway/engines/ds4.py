@@ -83,7 +83,13 @@ class DS4(OpenAI):
         )
 
     def max_tokens(
-        self, asked: int | None, default: int | None, prompt_tokens: int, context_tokens: int | None
+        self,
+        asked: int | None,
+        default: int | None,
+        prompt_tokens: int,
+        context_tokens: int | None,
+        *,
+        counted: bool,
     ) -> int | None:
         """The operator's default where the client gave no limit: the engine lets a request in only if
         memory holds all that it may write, by its own default 393,216 tokens until v0.6.0 and 32,768 since.

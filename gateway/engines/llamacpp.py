@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
 from gateway.engines.base import (
@@ -18,6 +19,8 @@ from gateway.engines.base import (
     TOKENIZE,
     Answer,
     Count,
+    Failed,
+    Refusal,
     Report,
 )
 from gateway.engines.exposition import Exposition
@@ -95,11 +98,14 @@ class LlamaCpp(OpenAI):
             started=page.headers.get("process-start-time-unix") if page else None,
         )
 
-    def overfilled(self, error: object) -> bool:
-        """With unified KV all running answers, or the longest, fail when it is full (500, or in a stream);
-        without it an answer only ends at its slot's context."""
-        message = member(error, "message")
-        return isinstance(message, str) and _FULL.match(message) is not None
+    def refusal(self, answer: Answer) -> Refusal:
+        """With unified KV, running answers fail (500, or in a stream) when it is full; without it an answer
+        only ends at its slot's context."""
+        refusal = super().refusal(answer)
+        if isinstance(refusal, Failed):
+            message = member(answer.json(), "error", "message")
+            return replace(refusal, overfilled=isinstance(message, str) and bool(_FULL.match(message)))
+        return refusal
 
     def count(self, route: str, body: bytes) -> Count | None:
         """Exact, template included; a prompt that is not one string is not counted."""

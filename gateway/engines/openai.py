@@ -46,12 +46,14 @@ class OpenAI:
         """By its shape: a plain engine may be any of them."""
         return refusals.refusal(answer)
 
-    def overfilled(self, error: object) -> bool:
-        """No words for it are known."""
-        return False
-
     def max_tokens(
-        self, asked: int | None, default: int | None, prompt_tokens: int, context_tokens: int | None
+        self,
+        asked: int | None,
+        default: int | None,
+        prompt_tokens: int,
+        context_tokens: int | None,
+        *,
+        counted: bool,
     ) -> int | None:
         """The client's own limit, or its lack of one, is left alone."""
         return None

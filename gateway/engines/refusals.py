@@ -14,7 +14,7 @@ import re
 from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
 
-from gateway.engines.base import Answer, Failed, Overlength, Overload, Passed, Refusal
+from gateway.engines.base import Answer, Failed, NoRoom, Overlength, Overload, Passed, Refusal
 from gateway.engines.fields import member, positive
 
 # How an engine says that a prompt is too long. All are anchored, because an error text may quote a prompt.
@@ -26,6 +26,11 @@ _PROMPT = re.compile(
 _SGLANG = re.compile(
     r"(?:The input|Input length) \((\d{1,9}) tokens\) "
     r"(?:is longer than the model's context length|exceeds the maximum allowed length) \((\d{1,9}) tokens\)"
+)
+# How SGLang says that it is the limit of the answer.
+_ROOM = re.compile(
+    r"Requested token count exceeds the model's maximum context length of \d{1,9} tokens\. "
+    r"You requested a total of \d{1,9} tokens: (\d{1,9}) tokens from the input messages"
 )
 # vLLM between SIGTERM and its end, with a status of 500 and a green /health: nothing was started.
 _DRAINING = "cannot schedule new futures after shutdown"
@@ -41,6 +46,8 @@ def refusal(answer: Answer) -> Refusal:
     error = document if member(document, "object") == "error" else member(document, "error")
     if answer.status in (401, 403) or not 400 <= answer.status < 500:
         return Overload(None) if _text(error) == _DRAINING else Failed(_cause(answer.status, error))
+    if room := _ROOM.match(_text(error)):
+        return NoRoom(int(room[1]))
     return _overlength(error) or Passed()
 
 

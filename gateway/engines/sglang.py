@@ -80,15 +80,28 @@ class SGLang(OpenAI):
         )
 
     def max_tokens(
-        self, asked: int | None, default: int | None, prompt_tokens: int, context_tokens: int | None
+        self,
+        asked: int | None,
+        default: int | None,
+        prompt_tokens: int,
+        context_tokens: int | None,
+        *,
+        counted: bool,
     ) -> int | None:
-        """No more than fits behind the prompt: prompt and limit above the context are refused (400). The
-        prompt may be an estimate, so an eighth of it stays free: a limit that is a little low costs an agent
-        nothing, one that is a little high costs it the call."""
+        """No more than fits behind the prompt: prompt and limit above the context are refused (400).
+
+        An estimated prompt may be an eighth longer. Where that would take half of the room, the limit stays:
+        the refusal tells the engine's own count, and the call is sent again.
+        """
         if asked is None or context_tokens is None:
             return None
-        room = max(1, context_tokens - prompt_tokens - prompt_tokens // 8)
-        return room if asked > room else None
+        room = context_tokens - prompt_tokens
+        if not counted:
+            spare = prompt_tokens // 8
+            if room < 2 * spare:
+                return None
+            room -= spare
+        return room if 0 < room < asked else None
 
 
 def _sum(ranks: list[dict[str, object]], key: str) -> int | None:

@@ -93,7 +93,13 @@ class VLLM(OpenAI):
         )
 
     def max_tokens(
-        self, asked: int | None, default: int | None, prompt_tokens: int, context_tokens: int | None
+        self,
+        asked: int | None,
+        default: int | None,
+        prompt_tokens: int,
+        context_tokens: int | None,
+        *,
+        counted: bool,
     ) -> int | None:
         """No more than the context: a limit above it is refused (400), whatever the prompt. What prompt and
         limit together have too much is cut by the engine."""

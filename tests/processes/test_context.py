@@ -116,3 +116,18 @@ async def test_a_prompt_that_one_engine_refuses_is_served_by_a_larger_one(count:
         assert (await small.state())["outcomes"]["scripted"] == 1
         assert await metric(front, "slotgate_retries_total", reason="over_length") == 1
         assert (await large.state())["over_slots"] == 0
+
+
+async def test_a_limit_lowered_by_an_estimate_is_lowered_again_by_the_engines_count() -> None:
+    """SGLang refuses what prompt and limit have too much together. The estimate of a prompt of short words
+    is too low, and so is the room that is left for it: the refusal tells, and the client never knows."""
+    async with (
+        engine("sglang", context_tokens=LARGE, prefill_tps=1e5) as one,
+        gateway(configured(one)) as front,
+    ):
+        await becomes(front, "b0", "ready")
+        answer = await ask(front, chat(prompt(6000), max_tokens=65_536))
+        assert answer.head.status == 200, answer
+        assert answer.events[-1].done
+        assert (await one.state())["outcomes"]["refused"] == 1
+        assert await metric(front, "slotgate_retries_total", reason="no_room") == 1

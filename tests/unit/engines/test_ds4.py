@@ -55,9 +55,9 @@ def test_figures_that_older_versions_lack_are_unknown() -> None:
 
 def test_a_limit_is_put_in_only_where_the_client_gave_none() -> None:
     """Without one the engine reserves memory for tens of thousands of tokens; with one it cuts by itself."""
-    assert DS4.max_tokens(None, 16384, 1000, 65536) == 16384
-    assert DS4.max_tokens(None, None, 1000, 65536) is None
-    assert DS4.max_tokens(65536, 16384, 1000, 65536) is None
+    assert DS4.max_tokens(None, 16384, 1000, 65536, counted=False) == 16384
+    assert DS4.max_tokens(None, None, 1000, 65536, counted=False) is None
+    assert DS4.max_tokens(65536, 16384, 1000, 65536, counted=False) is None
 
 
 def test_it_has_four_routes_and_no_tokenizer() -> None:

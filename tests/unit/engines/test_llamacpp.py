@@ -8,7 +8,18 @@ from dataclasses import replace
 import pytest
 
 from gateway.engines import ENGINES
-from gateway.engines.base import CHAT, COMPLETIONS, EMBEDDINGS, MESSAGES, RESPONSES, Answer, Count, Report
+from gateway.engines.base import (
+    CHAT,
+    COMPLETIONS,
+    EMBEDDINGS,
+    MESSAGES,
+    RESPONSES,
+    Answer,
+    Count,
+    Failed,
+    Report,
+)
+from gateway.engines.refusals import as_answer
 from tests.unit.engines.answers import LLAMACPP as ANSWERS
 from tests.unit.engines.answers import LLAMACPP_LOADING, answer, edited, recorded
 
@@ -111,5 +122,6 @@ def test_what_cannot_be_counted_is_none() -> None:
 )
 def test_its_shared_memory_was_full(message: object, full: bool) -> None:
     """As it says it; a prompt may say so too, but not at the beginning of an error."""
-    assert LLAMACPP.overfilled({"code": 500, "message": message, "type": "server_error"}) is full
-    assert not LLAMACPP.overfilled(message)
+    error = {"code": 500, "message": message, "type": "server_error"}
+    for said in (Answer(500, {}, json.dumps({"error": error}).encode()), as_answer(error)):
+        assert LLAMACPP.refusal(said) == Failed("HTTP 500 server_error", overfilled=full)

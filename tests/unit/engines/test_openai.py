@@ -40,5 +40,5 @@ def test_a_plain_engine_is_not_asked_to_count_and_its_limits_are_left_alone() ->
     """Nothing is known of how it counts or reserves."""
     assert OPENAI.count(CHAT, b"{}") is None
     assert OPENAI.count(MESSAGES, b"{}") is None
-    assert OPENAI.max_tokens(None, 16384, 100, 2048) is None
-    assert OPENAI.max_tokens(65536, 16384, 100, 2048) is None
+    assert OPENAI.max_tokens(None, 16384, 100, 2048, counted=False) is None
+    assert OPENAI.max_tokens(65536, 16384, 100, 2048, counted=False) is None

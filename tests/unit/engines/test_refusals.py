@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.engines import ENGINES
-from gateway.engines.base import Answer, Engine, Failed, Overlength, Overload, Passed, Refusal
+from gateway.engines.base import Answer, Engine, Failed, NoRoom, Overlength, Overload, Passed, Refusal
 from gateway.engines.refusals import as_answer, names_usage
 from tests.unit.engines.answers import answer, recorded
 
@@ -43,6 +43,12 @@ def test_a_prompt_that_is_too_long_is_told_in_many_ways(
 ) -> None:
     """On every route, with the figures where the engine counted."""
     assert engine.refusal(given_answer) == refusal
+
+
+@ENGINE
+def test_a_limit_that_does_not_fit_behind_its_prompt_tells_how_long_the_prompt_is(engine: Engine) -> None:
+    """The prompt itself fits: with a lower limit it would be served."""
+    assert engine.refusal(recorded("sglang/max_tokens_over")) == NoRoom(1100)
 
 
 @ENGINE
@@ -112,12 +118,14 @@ def test_an_engine_that_failed_is_named_by_status_and_label(
         recorded("vllm/malformed"),
         recorded("vllm/max_tokens_over"),
         recorded("vllm/prompt_at_limit"),
-        recorded("sglang/max_tokens_over"),
         recorded("ds4/unknown_endpoint"),
         recorded("ds4/continuation_gone"),  # 409: the client must send the whole history
         answer(400, {"error": {"message": "bad: 'This model's maximum context length is 9 tokens'"}}),
         answer(400, {"error": {"message": "bad: 'The input (9 tokens) is longer than the model's context "
                                "length (9 tokens)'"}}),
+        answer(400, {"error": {"message": "bad: 'Requested token count exceeds the model's maximum context "
+                               "length of 9 tokens. You requested a total of 9 tokens: 9 tokens from the "
+                               "input messages'"}}),
         answer(400, {"error": {"message": "bad", "n_ctx": 9}}),
         answer(400, {"detail": "Not Found"}),
         answer(400, {"error": "context_length_exceeded"}),

@@ -64,21 +64,26 @@ def test_half_of_a_sum_is_none() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "prompt", "context", "limit"),
+    ("asked", "prompt", "context", "estimated", "counted"),
     [
-        (32768, 1100, 32768, 32768 - 1100 - 137),
-        (65536, 0, 32768, 32768),
-        (31000, 1100, 32768, None),
-        (100, 32000, 32768, 1),
-        (None, 1100, 32768, None),
-        (32768, 1100, None, None),
+        (32768, 1100, 32768, 32768 - 1100 - 137, 32768 - 1100),
+        (65536, 0, 32768, 32768, 32768),
+        (31000, 1100, 32768, None, None),
+        (65536, 26000, 32768, 3518, 6768),
+        (65536, 27000, 32768, None, 5768),  # the estimate may be wrong by more than half of what is left
+        (100, 32000, 32768, None, None),
+        (1000, 32000, 32768, None, 768),
+        (100, 32768, 32768, None, None),
+        (None, 1100, 32768, None, None),
+        (32768, 1100, None, None, None),
     ],
 )
 def test_a_limit_is_lowered_to_what_fits_behind_the_prompt(
-    asked: int | None, prompt: int, context: int | None, limit: int | None
+    asked: int | None, prompt: int, context: int | None, estimated: int | None, counted: int | None
 ) -> None:
-    """With an eighth of the prompt to spare, for it may be an estimate."""
-    assert SGLANG.max_tokens(asked, 16384, prompt, context) == limit
+    """With an eighth of an estimated prompt to spare; never to a fragment of an answer."""
+    assert SGLANG.max_tokens(asked, 16384, prompt, context, counted=False) == estimated
+    assert SGLANG.max_tokens(asked, 16384, prompt, context, counted=True) == counted
 
 
 def test_it_counts_by_the_routes_own_body() -> None:

@@ -131,7 +131,7 @@ def test_a_limit_above_the_context_is_lowered_to_it(
     asked: int | None, context: int | None, limit: int | None
 ) -> None:
     """The engine refuses it, whatever the prompt; prompt and limit together it cuts by itself."""
-    assert VLLM.max_tokens(asked, 16384, 2000, context) == limit
+    assert VLLM.max_tokens(asked, 16384, 2000, context, counted=False) == limit
 
 
 @pytest.mark.parametrize(
