@@ -125,9 +125,7 @@ class Engine(Protocol):
     reuses_connections: bool
     cancel_seconds: float  # after our close it has surely stopped by then
     close_is_stop: bool  # once it has closed its side, it has stopped; else its load must tell
-    sends_done: bool  # a good stream of chat or completions surely ends with [DONE]
     prefix_kind: str  # what keeps prompts warm: "slot" (one per slot), "bank" (copied between), "block"
-    block_tokens: int  # a warm prefix counts in multiples of this
     service: ServiceModel  # priors until its rates are learnt
 
     def recognises(self, answers: Mapping[str, Answer]) -> bool:

@@ -40,9 +40,7 @@ class DS4(OpenAI):
     # time stops it (antirez/ds4#786).
     cancel_seconds = 10.0
     close_is_stop = True
-    sends_done = True
     prefix_kind = "bank"
-    block_tokens = 1
     service = ServiceModel(
         setup_seconds=0.05,
         first_token_seconds=0.05,

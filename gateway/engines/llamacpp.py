@@ -51,9 +51,7 @@ class LlamaCpp(OpenAI):
     # batch of 2,048 tokens ends within 30 s on an engine that reads 70 tokens a second or more.
     cancel_seconds = 30.0
     close_is_stop = False  # it closes at once, and cancels behind the batch at hand
-    sends_done = True
     prefix_kind = "slot"
-    block_tokens = 1
     service = ServiceModel(
         setup_seconds=0.0845,
         prefill_tokens_per_second=465.0,

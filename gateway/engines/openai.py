@@ -22,9 +22,7 @@ class OpenAI:
     reuses_connections: bool = True
     cancel_seconds: float = 5.0
     close_is_stop: bool = True
-    sends_done: bool = False
     prefix_kind: str = "block"
-    block_tokens: int = 16
     service: ServiceModel = ServiceModel()
     # Client route -> where the same body is answered with the number of its prompt's tokens.
     counting: Mapping[str, str] = MappingProxyType({})

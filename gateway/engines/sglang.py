@@ -37,9 +37,7 @@ class SGLang(OpenAI):
     # scheduler, which drops the request behind the step at hand.
     cancel_seconds = 15.0
     close_is_stop = False
-    sends_done = True
     prefix_kind = "block"  # a tree that all requests share
-    block_tokens = 1
     # Nobody published a sweep: as vLLM without its steps of fixed size.
     service = ServiceModel(
         setup_seconds=0.1,

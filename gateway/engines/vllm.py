@@ -33,8 +33,6 @@ SERVER_INFO = "/server_info?config_format=json"  # development mode only
 RUNNING = "vllm:num_requests_running"
 WAITING = "vllm:num_requests_waiting"
 
-BLOCK_TOKENS = 16
-
 
 class VLLM(OpenAI):
     """vLLM. What it cannot start waits in it without a bound; what memory cannot hold is preempted."""
@@ -46,9 +44,7 @@ class VLLM(OpenAI):
     # it leaves between two steps, and a step with a long chunk of prefill takes seconds.
     cancel_seconds = 10.0
     close_is_stop = False  # the HTTP side closes at once
-    sends_done = True  # behind errors too
     prefix_kind = "block"
-    block_tokens = BLOCK_TOKENS
     service = ServiceModel(
         setup_seconds=0.301,
         first_token_seconds=0.296,
@@ -57,7 +53,7 @@ class VLLM(OpenAI):
         decode_base_seconds=0.01234,
         decode_step_seconds=0.00229,
         starved_tokens_per_second=8.45,
-        cache_block_tokens=BLOCK_TOKENS,
+        cache_block_tokens=16,
     )
     counting = MappingProxyType({CHAT: TOKENIZE, COMPLETIONS: TOKENIZE, MESSAGES: COUNT_TOKENS})
 
