@@ -15,7 +15,7 @@ from policies.simulation.cache import cache
 from policies.simulation.profile import Profile
 from policies.simulation.workload import Turn
 
-INSTANT = 1e-9  # seconds, or tokens: nearer than this is now
+INSTANT = 1e-6  # seconds, or tokens: nearer than this is now; far above the rounding of long runs
 
 
 class Mode(enum.StrEnum):
@@ -103,11 +103,11 @@ class Engine:
     # -- events -------------------------------------------------------------------------------------
 
     def submit(self, job: Job, now: float) -> None:
-        """A request arrives at the engine."""
+        """A request arrives at the engine. What else is due now, `advance` reports."""
         self._flow(now)
         self.jobs[job.id] = job
         self.queue.append(job)
-        self._settle(now)
+        self._fill(now)
 
     def set_speed(self, speed: float, now: float) -> list[Job]:
         """Its rates change; at 0 it is lost, with all it had, which is returned."""
@@ -138,8 +138,8 @@ class Engine:
             at = min(at, self._at + self._until_turn(self.prefill) / self._prefill_rate)
         if self.decoding:
             left = min(job.last_token for job in self.decoding) - self._tokens
-            at = min(at, self._at + max(0.0, left) / self._token_rate)
-        return at
+            at = min(at, self._at + left / self._token_rate)
+        return max(at, self._at)
 
     def advance(self, now: float) -> list[Job]:
         """Let time pass; the jobs that got their first token, or their last, in the order of the events."""
@@ -159,8 +159,6 @@ class Engine:
     def _settle(self, now: float) -> list[Job]:
         """Everything that is due."""
         moved: list[Job] = []
-        while self.queue and self.active < self.profile.slots:
-            self._start(self.queue.popleft(), now)
         while self.entering and self._enters(self.entering[0]) <= now + INSTANT:
             self.prefills.append(self.entering.popleft())
         if self.prefill is not None and self._until_turn(self.prefill) <= INSTANT:
@@ -173,7 +171,7 @@ class Engine:
         if self.prefill is None and self.prefills:
             self.prefill = self._next_prefill()
         self._rates()
-        if ended and self.queue:
+        if self._fill(now):
             moved += self._settle(now)
         return moved
 
@@ -189,11 +187,17 @@ class Engine:
             rate = min(rate, self.profile.starved_rate)
         self._token_rate = rate * self.speed
 
-    def _start(self, job: Job, now: float) -> None:
-        self.active += 1
-        job.phase, job.started = Phase.PREFILL, now
-        self.cache.start(job.id, job.turn.prompt)
-        self.entering.append(job)
+    def _fill(self, now: float) -> bool:
+        """Free slots go to those who wait for one; whether any did."""
+        filled = False
+        while self.queue and self.active < self.profile.slots:
+            job = self.queue.popleft()
+            job.phase, job.started = Phase.PREFILL, now
+            self.cache.start(job.id, job.turn.prompt)
+            self.active += 1
+            self.entering.append(job)
+            filled = True
+        return filled
 
     def _enters(self, job: Job) -> float:
         assert job.started is not None

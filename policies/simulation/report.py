@@ -21,7 +21,7 @@ class Figures:
     ttft: dict[str, Spread]  # arrival to first token, by class
     wait: dict[str, Spread]  # arrival to slot, by class
     wait_seconds_max: float
-    hit_ratio: float  # cached tokens of prompt tokens, of all requests
+    hit_ratio: float  # cached tokens of prompt tokens, of the programs
     fairness: float  # Jain's index over the programs' slowdowns
     requests: float
     refused: float
@@ -44,7 +44,7 @@ def figures(run: Run, profiles: Sequence[Profile]) -> Figures:
         ttft={c.label: spread(r.first - r.arrived for r in of(c, records)) for c in classes},
         wait={c.label: spread(r.started - r.arrived for r in of(c, records)) for c in classes},
         wait_seconds_max=max(record.started - record.arrived for record in records),
-        hit_ratio=sum(r.cached_tokens for r in records) / sum(r.turn.prompt_tokens for r in records),
+        hit_ratio=sum(r.cached_tokens for r in ended) / sum(r.turn.prompt_tokens for r in ended),
         fairness=jain([slowdown(rows, profiles) for rows in programs.values()]),
         requests=len(records),
         refused=run.refused,

@@ -100,6 +100,17 @@ def test_looking_more_often_changes_nothing(
     assert [job.ended for job in once] == pytest.approx([job.ended for job in often])
 
 
+def test_what_is_due_when_a_request_arrives_is_still_reported() -> None:
+    """An arrival at the very moment of a first token takes nothing of it away."""
+    engine = Engine(DS4_64K)
+    engine.submit(Job("first", turn(0, 500), 0.0), 0.0)
+    engine.advance(engine.next_event())  # it reaches the prefill server
+    now = engine.next_event()
+    engine.submit(Job("second", turn(1, 500), now), now)
+    assert engine.next_event() == now
+    assert [job.id for job in engine.advance(now)] == ["first"]
+
+
 # -- rates ------------------------------------------------------------------------------------------
 
 
