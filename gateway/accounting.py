@@ -24,7 +24,7 @@ TOKENS_PER_EVENT_BYTE = 1 / 240
 TOKENS_PER_DOCUMENT_BYTE = 1 / 5
 
 RATIO_WEIGHT = 0.2  # of the newest record
-RATIOS_MAX = 1000  # models; beyond it the prior serves
+RATIOS_MAX = 1000  # kinds of answers; beyond it the prior serves
 
 # After a dispatch that ends so, the engine has not worked on the prompt.
 UNTOUCHED = frozenset({"rejected", "invalid", "wait_timeout", "no_backend"})
@@ -205,24 +205,24 @@ def _between(start: float | None, end: float | None) -> float | None:
 
 
 class ByteRatio:
-    """Tokens per byte of answer, by model, learnt from answers that were counted."""
+    """Tokens per byte of answer, by kind of answer, learnt from answers that were counted."""
 
     def __init__(self, prior: float) -> None:
         self._prior = prior
         self._learnt: dict[str, float] = {}
 
-    def learn(self, model: str, tokens: int, answer_bytes: int) -> None:
+    def learn(self, kind: str, tokens: int, answer_bytes: int) -> None:
         """An answer of this many bytes had this many tokens."""
         seen = tokens / answer_bytes
-        known = self._learnt.get(model)
+        known = self._learnt.get(kind)
         if known is not None:
-            self._learnt[model] = known + RATIO_WEIGHT * (seen - known)
+            self._learnt[kind] = known + RATIO_WEIGHT * (seen - known)
         elif len(self._learnt) < RATIOS_MAX:
-            self._learnt[model] = seen
+            self._learnt[kind] = seen
 
-    def tokens(self, model: str, answer_bytes: int) -> int:
+    def tokens(self, kind: str, answer_bytes: int) -> int:
         """About how many tokens these bytes are; at least one, if there are any."""
-        tokens = round(answer_bytes * self._learnt.get(model, self._prior))
+        tokens = round(answer_bytes * self._learnt.get(kind, self._prior))
         return max(tokens, 1) if answer_bytes else 0
 
 
@@ -280,6 +280,7 @@ class Accounts:
     def _estimate(self, record: Record) -> None:
         """Learn from an answer that was counted; put estimates where counts are missing."""
         ratio = self._event_ratio if record.events else self._document_ratio
+        kind = f"{record.route} {record.model}"  # of answer: each route wraps its tokens differently
         if record.completion_tokens is None or record.prompt_tokens is None:
             if record.dispatched is None or record.outcome in UNTOUCHED:
                 return
@@ -287,6 +288,6 @@ class Accounts:
             if record.prompt_tokens is None:
                 record.prompt_tokens = record.prompt_tokens_estimated
             if record.completion_tokens is None:
-                record.completion_tokens = ratio.tokens(record.model, record.answer_bytes)
+                record.completion_tokens = ratio.tokens(kind, record.answer_bytes)
         elif record.completion_tokens and record.answer_bytes and record.outcome == "completed":
-            ratio.learn(record.model, record.completion_tokens, record.answer_bytes)
+            ratio.learn(kind, record.completion_tokens, record.answer_bytes)

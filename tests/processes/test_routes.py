@@ -299,6 +299,15 @@ async def test_a_conversation_stays_where_its_prefix_is(path: str) -> None:
             assert places["a"] != places["b"]
 
 
+async def test_what_clients_get_wrong_or_add_to_a_path(stage: Stage) -> None:
+    """A base URL for another SDK is named as the mistake; Anthropic's beta clients add a query."""
+    wrong = await ask(stage.gateway, body(MESSAGES, "wrong", "vllm"), path=f"/v1{MESSAGES}")
+    assert wrong.head.status == 404
+    assert f"Did you mean {MESSAGES}?" in json.loads(wrong.body)["error"]["message"]
+    beta = await ask(stage.gateway, body(MESSAGES, "beta", "vllm"), path=f"{MESSAGES}?beta=true")
+    assert beta.head.status == 200
+
+
 # --- counting takes no slot ------------------------------------------------------------------------------
 
 

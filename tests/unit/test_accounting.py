@@ -195,17 +195,19 @@ def test_a_stream_that_was_left_is_estimated_and_says_so() -> None:
 
 
 def test_the_estimate_follows_what_was_counted() -> None:
-    """With 4.5 tokens to an event the next abort on this model is estimated so, on another by the prior."""
+    """With 4.5 tokens to an event the next abort on this model and route is estimated so, others by the
+    prior: another route wraps its tokens in other bytes."""
     accounts = Accounts(Observed())
     for _ in range(5):
         request = record()
         request.count(reported(100, 180))
         accounts.close(request, 16.0)
-    left, other = record(outcome="client_gone"), record(outcome="client_gone", model="n")
-    accounts.close(left, 16.0)
-    accounts.close(other, 16.0)
+    left = record(outcome="client_gone")
+    others = [record(outcome="client_gone", **other) for other in ({"model": "n"}, {"route": "/v1/messages"})]
+    for request in (left, *others):
+        accounts.close(request, 16.0)
     assert left.completion_tokens == 180
-    assert other.completion_tokens == round(9600 * TOKENS_PER_EVENT_BYTE)
+    assert [other.completion_tokens for other in others] == [round(9600 * TOKENS_PER_EVENT_BYTE)] * 2
 
 
 def test_whole_documents_have_their_own_ratio() -> None:
