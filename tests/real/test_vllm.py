@@ -8,8 +8,10 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -248,14 +250,40 @@ async def test_a_limit_above_the_context_is_lowered_to_it(stage: Stage) -> None:
 async def test_an_answer_aborted_by_the_engines_end_is_a_failure(stage: Stage) -> None:
     """At SIGTERM vLLM ends its answers with `abort` under 200, or falls silent: the client gets an error.
 
-    The last test: it ends the engine.
+    The last test on this stage: it ends the engine.
     """
     async with await RawClient.connect(stage.gateway.url) as client:
         await client.post(CHAT, chat(max_tokens=1900, ignore_eos=True, stream=True))
         await client.head()
         await client.first_token()
-        os.kill(stage.server.pid, 15)
+        os.kill(stage.server.pid, signal.SIGTERM)
         got = await client.events()
         assert "error" in got[-1].json()
         assert not any(event.done for event in got)
     await becomes(stage.gateway, "real", "down", 60.0)
+
+
+async def test_an_engine_that_drains_finishes_what_runs_and_costs_nobody_a_call(tmp_path: Path) -> None:
+    """With `--shutdown-timeout` vLLM refuses new requests by 500 while `/health` stays green.
+
+    What runs there is completed; what comes meanwhile is answered by another engine.
+    """
+    fake = harness.engine("vllm", model=NAME, slots=SLOTS, context_tokens=CONTEXT_TOKENS)
+    with vllm_server(install(), free_port(), tmp_path, "--shutdown-timeout", "20") as server:
+        async with fake as other:
+            real = {"name": "real", "url": server.url, "slots": SLOTS}
+            spare = {"name": "spare", "url": other.url, "slots": SLOTS, "backup": True}
+            async with gateway({"backends": [real, spare]}) as one:
+                await becomes(one, "real", "ready", 60.0)
+                await becomes(one, "spare", "ready")
+                async with await RawClient.connect(one.url) as client:
+                    await client.post(CHAT, chat(max_tokens=1900, ignore_eos=True, **USAGE))
+                    assert (await client.head()).headers["x-slotgate-backend"] == "real"
+                    await client.first_token()
+                    os.kill(server.pid, signal.SIGTERM)
+                    meanwhile = [await ask(one, chat(f"Number {number}")) for number in range(4)]
+                    assert [answer.head.status for answer in meanwhile] == [200] * 4
+                    assert meanwhile[-1].head.headers["x-slotgate-backend"] == "spare"
+                    got = await client.events()
+                    assert got[-1].done
+                    assert got[-2].json()["usage"]["completion_tokens"] == 1900
