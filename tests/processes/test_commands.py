@@ -291,7 +291,7 @@ async def test_looking_around_tells_engines_from_others() -> None:
     assert [one.state for one in seen] == ["up", "loading", "unknown", "unknown"]
     assert (seen[0].engine, seen[0].report.slots) == ("llamacpp", 2)
     assert "refuses the api_key" in seen[2].fault
-    assert "answers as no engine does (/props 404, /v1/models 404" in seen[3].fault
+    assert "answers as no engine does (/v1/stats 404, /v1/models 404" in seen[3].fault
 
 
 # -- check ----------------------------------------------------------------------------------------
