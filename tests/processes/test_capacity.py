@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -100,6 +101,27 @@ async def test_a_configured_number_stands_beside_what_the_engine_says() -> None:
         seen = await backend(front, "b0")
         assert seen["slots"]["sources"] == {"configured": 2, "reported": 4}
         assert (seen["kv_tokens"], seen["kv_source"]) == (9000, "configured")
+
+
+async def test_that_slots_share_one_memory_shows_when_it_is_full() -> None:
+    """llama.cpp tells the whole of a unified KV as the context of each slot. When answers fail for want of
+    it, that is the budget of all from then on; nobody blames the engine."""
+    full = {"code": 500, "message": "Context size has been exceeded.", "type": "server_error"}
+    event = "data: " + json.dumps({"error": full}) + "\n\n"
+    async with engine("llamacpp", slots=4, context_tokens=8192) as one, gateway(told(one)) as front:
+        await slots(front, 4, "reported")
+        assert (await backend(front, "b0"))["kv_tokens"] is None
+        await one.script(times=4, match="long", raw=[event])
+        await asyncio.gather(*(ask(front, chat(f"long {i}")) for i in range(4)))
+
+        async def learnt() -> bool:
+            seen = await backend(front, "b0")
+            return (seen["kv_tokens"], seen["kv_source"]) == (8192, "learnt")
+
+        await until(learnt, "a budget of all slots")
+        assert (await ask(front, chat("short"))).head.status == 200
+        seen = await backend(front, "b0")
+        assert (seen["state"], seen["context_tokens"]) == ("ready", 8192)
 
 
 # -- limits that the engine wants in the body ---------------------------------------------------------
