@@ -14,17 +14,14 @@ import pytest
 
 from tests.fakes.answer import words
 from tests.processes.asking import CHAT, COMPLETIONS, Reply, ask, backend, metric, queued
+from tests.processes.departures import leave
 from tests.processes.fleet import becomes, configured, settled
-from tests.processes.harness import Gateway, RawClient, chat, engine, gateway, until
+from tests.processes.harness import RawClient, chat, engine, gateway, until
 
 REQUESTS = 2000
 AT_ONCE = 96  # clients; far more than slots, so that most requests wait
 LEAVING_SHARE = 0.3
-LEAVES = ("close", "reset", "half_close")
 CLASSES = ("interactive", "agent", "batch")
-# A reset discards what the gateway has not read yet: before that the request does not exist.
-RESET_SECONDS_MIN = 0.1
-LEAVE_SECONDS_MAX = 0.4
 TOOL = {"type": "function", "function": {"name": "terminal", "parameters": {"type": "object"}}}
 
 
@@ -40,29 +37,6 @@ def mixed(dice: random.Random, number: int) -> tuple[str, dict[str, Any], str, l
         return CHAT, chat(prompt, **more), "".join(words(prompt, 8)), headers
     body = {"model": "fake-model", "prompt": prompt} | more
     return COMPLETIONS, body, "".join(words(prompt, 8)), headers
-
-
-async def leave(one: Gateway, dice: random.Random, path: str, body: dict[str, Any], headers: Any) -> bool:
-    """Ask and leave at a random moment; whether the answer was complete by then."""
-    how = dice.choice(LEAVES)
-    earliest = RESET_SECONDS_MIN if how == "reset" else 0.0
-    async with await RawClient.connect(one.url) as client:
-        await client.post(path, body, headers)
-        reading = asyncio.create_task(read_all(client))
-        await asyncio.wait([reading], timeout=dice.uniform(earliest, LEAVE_SECONDS_MAX))
-        done = reading.done()
-        reading.cancel()
-        await asyncio.wait([reading])
-        getattr(client, how)()
-        if how == "half_close":
-            await client.closed()
-    return done
-
-
-async def read_all(client: RawClient) -> None:
-    """Read an answer."""
-    await client.head()
-    await client.body()
 
 
 def answered(reply: Reply, body: dict[str, Any], text: str) -> None:
