@@ -55,8 +55,10 @@ class Request:
             return ()
         end_bytes = 0
         digest = xxhash.xxh3_64_intdigest(self.model.encode())
-        for start, cut, resume, end, size in self.parts:
-            digest = xxhash.xxh3_64_intdigest(self.body[start:cut] + self.body[resume:end], digest)
+        for part in self.parts:
+            start, end, size, cuts = part
+            kept = part.kept(self.body) if cuts else self.body[start:end]
+            digest = xxhash.xxh3_64_intdigest(kept, digest)
             end_bytes += size
             links.append(Link(digest, end_bytes))
         return tuple(links)

@@ -27,7 +27,7 @@ class Embeddings(Route):
         start, end = spans["input"]
         given = values["input"]
         texts = given if isinstance(given, list) and any(map(_is_text, given)) else [given]
-        yield Part(start, end, end, end, max(map(_size, texts)))
+        yield Part(start, end, max(map(_size, texts)))
 
     def is_answer(self, document: dict[str, Any]) -> bool:
         """An answer has data."""

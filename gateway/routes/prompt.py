@@ -15,26 +15,38 @@ BLOCK_BYTES = 1024  # of a bare prompt, which has no messages, per link of the c
 MEDIA_BYTES = 4096
 MEDIA_KEYS = ("image_url", "file_data")  # whose value may be the data itself
 
-# Where the engine is to keep a prefix for a while. Claude Code moves this mark to the newest message of
-# each turn: with it in the hash, no turn would continue the one before.
-_CACHE_MARK = r'"cache_control"\s*:\s*(?:\{[^{}]*\}|null)'
-_cache_mark = re.compile(rf",\s*{_CACHE_MARK}|{_CACHE_MARK}\s*,\s*").search
+# Where the engine is to keep a prefix for a while.
+_MARK = r'"cache_control"\s*:\s*(?:\{[^{}]*\}|null)'
+_marks = re.compile(rf",\s*{_MARK}|{_MARK}\s*,\s*").finditer
+# A content of one block, which is a text.
+_lone_text = re.compile(
+    r'"content"\s*:\s*(\[\s*\{\s*"type"\s*:\s*"text"\s*,\s*"text"\s*:\s*)'
+    rf'"[^"\\]*+(?:\\.[^"\\]*+)*+"(\s*(?:,\s*{_MARK}\s*)?\}}\s*\])'
+).search
 
 
 class Part(NamedTuple):
-    """A piece of the prompt: the bytes from start to end, without those from cut to resume."""
+    """A piece of the prompt: the bytes from start to end, without those that are cut out."""
 
     start: int
-    cut: int
-    resume: int
     end: int
     size: int  # the bytes it counts for
+    cuts: tuple[Span, ...] = ()
+
+    def kept(self, body: bytes) -> bytes:
+        """What is left of it."""
+        kept = []
+        at = self.start
+        for start, end in self.cuts:
+            kept.append(body[at:start])
+            at = end
+        return b"".join((*kept, body[at : self.end]))
 
 
 def piece(span: Span) -> Part:
     """All that stands there."""
     start, end = span
-    return Part(start, end, end, end, end - start)
+    return Part(start, end, end - start)
 
 
 def blocks(start: int, end: int) -> Iterator[Part]:
@@ -48,26 +60,35 @@ def message(text: str, item: Item) -> Part:
     value, start, end = item
     if not isinstance(value, dict):
         return piece((start, end))
-    cut = resume = end
-    if "name" in value and value.get("role") == "tool":
-        cut, resume = _name(text, start)
-    return _without(value, start, cut, resume, end)
+    cuts = (_name(text, start),) if "name" in value and value.get("role") == "tool" else ()
+    return _part(value, start, end, cuts)
 
 
 def marked_message(text: str, item: Item) -> Part:
-    """A message or block that may carry a mark for the engine's cache, which is left out."""
+    """A message of Anthropic's kind, without what Claude Code changes of it from turn to turn: it marks
+    the newest message for the engine's cache, takes the mark off those before, and to that end writes a
+    text as a block in one turn and as a string in the next. No turn would else continue the one before."""
     value, start, end = item
-    mark = _cache_mark(text, start, end)
-    cut, resume = mark.span() if mark else (end, end)
-    return _without(value if isinstance(value, dict) else {}, start, cut, resume, end)
+    if not isinstance(value, dict):
+        return piece((start, end))
+    match value.get("content"):
+        case [{"type": "text"}]:
+            lone = _lone_text(text, start, end)
+        case _:
+            lone = None
+    if lone:
+        return _part(value, start, end, (lone.span(1), lone.span(2)))
+    return _part(value, start, end, tuple(mark.span() for mark in _marks(text, start, end)))
 
 
-def _without(value: dict[str, Any], start: int, cut: int, resume: int, end: int) -> Part:
-    size = (cut - start) + (end - resume)
+def _part(value: dict[str, Any], start: int, end: int, cuts: tuple[Span, ...]) -> Part:
+    size = end - start
+    for cut, resume in cuts:
+        size -= resume - cut
     content = value.get("content")
     if isinstance(content, list):
         size -= _media_excess(content)
-    return Part(start, cut, resume, end, size)
+    return Part(start, end, size, cuts)
 
 
 def _name(text: str, start: int) -> Span:

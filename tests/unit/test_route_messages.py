@@ -23,6 +23,7 @@ from tests.unit.streams import assembled, assert_any_split_is_the_same, document
 
 ROUTE = Messages()
 USER = {"role": "user", "content": "hi"}
+IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "A" * 100}}
 
 
 def event(type: str, **fields: Any) -> bytes:
@@ -119,11 +120,27 @@ def test_the_system_prompt_stands_before_all_messages() -> None:
 @pytest.mark.parametrize("first", [True, False])
 def test_a_mark_for_the_cache_that_moves_on_breaks_no_conversation(mark: Any, first: bool) -> None:
     """Claude Code marks the newest message of each turn, and takes the mark off the one before."""
-    block = {"type": "tool_result", "tool_use_id": "t", "content": "ok"}
-    marked = {"cache_control": mark} | block if first else block | {"cache_control": mark}
-    turn = [USER, {"role": "user", "content": [marked]}]
-    later = [USER, {"role": "user", "content": [block]}, USER]
-    assert digests(*later)[: len(turn) + 1] == digests(*turn)
+    for result in ("ok", [{"type": "text", "text": "ok"}], [IMAGE]):
+        block = {"type": "tool_result", "tool_use_id": "t", "content": result}
+        marked = {"cache_control": mark} | block if first else block | {"cache_control": mark}
+        turn = [USER, {"role": "user", "content": [marked, marked]}]
+        later = [USER, {"role": "user", "content": [block, block]}, USER]
+        assert digests(*later)[: len(turn) + 1] == digests(*turn)
+
+
+@pytest.mark.parametrize("separators", [(",", ":"), (", ", ": ")])
+@pytest.mark.parametrize("text", ["hi", "", 'say "cache_control": {} \\', "é😀\n"])
+def test_a_text_is_the_same_as_a_string_and_as_a_block(text: str, separators: tuple[str, str]) -> None:
+    """Claude Code sends it as a block while it is the newest, to mark it, and as a string afterwards."""
+    block = {"type": "text", "text": text}
+    forms = (text, [block], [block | {"cache_control": {"type": "ephemeral"}}])
+    bodies = (
+        json.dumps({"model": "m", "messages": [{"role": "user", "content": form}]}, separators=separators)
+        for form in forms
+    )
+    chains = {parse(body.encode(), ROUTE).chain() for body in bodies}
+    assert len(chains) == 1
+    assert digests({"role": "user", "content": [block, block]}) != digests({"role": "user", "content": text})
 
 
 def test_text_that_names_the_mark_is_text() -> None:
