@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from gateway.assembly import Assembly, message_choice
 from gateway.engines.base import CHAT
 from gateway.errors import InvalidRequest
 from gateway.json_spans import Span
+from gateway.routes.choice_assembly import ChoiceAssembly, message_choice
 from gateway.routes.choices import Choices
 from gateway.routes.prompt import Part, message
 
@@ -27,6 +27,6 @@ class Chat(Choices):
             raise InvalidRequest("`messages` must be an array with at least one message.", "messages")
         return (message(text, item) for item in messages)
 
-    def assembly(self) -> Assembly:
+    def assembly(self) -> ChoiceAssembly:
         """A chat completion."""
-        return Assembly("chat.completion", message_choice)
+        return ChoiceAssembly("chat.completion", message_choice)

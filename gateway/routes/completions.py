@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from gateway.assembly import Assembly, text_choice
 from gateway.engines.base import COMPLETIONS
 from gateway.errors import InvalidRequest
 from gateway.json_spans import Span
+from gateway.routes.choice_assembly import ChoiceAssembly, text_choice
 from gateway.routes.choices import Choices
 from gateway.routes.prompt import Part, blocks, piece
 
@@ -26,6 +26,6 @@ class Completions(Choices):
         span = spans["prompt"]
         return blocks(*span) if isinstance(values["prompt"], str) else iter((piece(span),))
 
-    def assembly(self) -> Assembly:
+    def assembly(self) -> ChoiceAssembly:
         """A completion."""
-        return Assembly("text_completion", text_choice)
+        return ChoiceAssembly("text_completion", text_choice)

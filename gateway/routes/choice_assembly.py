@@ -14,7 +14,7 @@ WHOLE = frozenset({"role", "id", "type", "name", "finish_reason", "stop_reason",
 REASONING = ("reasoning_content", "reasoning")
 
 
-class Assembly:
+class ChoiceAssembly:
     """Takes the chunks of one answer in order and says what the answer would have been.
 
     `kind` is its `object`; `whole` makes a choice from an index and what has grown there.
