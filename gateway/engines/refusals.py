@@ -52,8 +52,8 @@ def refusal(answer: Answer) -> Refusal:
 
 
 def as_answer(error: Mapping[str, object]) -> Answer:
-    """An error that came as the first event under 200, as the answer it would have been: SGLang says so to
-    clients that stream that its queue is full (503), and in older versions that a prompt is too long (400)."""
+    """An error that came as the first event under 200, as the answer it would have been. SGLang says so to
+    clients that stream that its queue is full (503); older versions also that a prompt is too long (400)."""
     code = error.get("code")
     status = code if type(code) is int and 400 <= code < 600 else 500
     return Answer(status, {}, json.dumps({"error": error}).encode())
