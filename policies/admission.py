@@ -80,6 +80,8 @@ class Admission:
         backend.prefilling.discard(id)
         backend.turn(now)
         lease.work.first_token = lease.work.first_token or backend.load.read(now)
+        if backend.prefilling and not backend.foreign:
+            backend.next_prefill(now)
         backend.ejection.succeeded()
         decisions: list[Decision] = []
         if lease.trial and backend.state is State.EJECTED:
@@ -313,7 +315,8 @@ class Admission:
             long=long,
             trial=backend.state is State.EJECTED,
         )
-        lease.work.alone = not backend.prefilling and not backend.foreign
+        if not backend.prefilling and not backend.foreign:
+            lease.work.alone, lease.work.begun = True, now
         lease.work.booking = backend.shadow.book(call.chain, call.prompt_tokens)
         self._leases[call.id] = backend.leases[call.id] = lease
         backend.held_tokens += lease.tokens

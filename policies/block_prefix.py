@@ -19,6 +19,7 @@ class BlockShadow:
     def __init__(self, tokens_max: int | None = None) -> None:
         self.tokens_max = tokens_max
         self._links: OrderedDict[int, tuple[int, int]] = OrderedDict()  # digest -> tokens, last use
+        self._answered: set[int] = set()  # last digests of prompts whose answers are there, too
         self._tokens = 0
         self._bookings = 0
 
@@ -28,7 +29,7 @@ class BlockShadow:
     def matched_bytes(self, chain: Chain) -> int:
         """Bytes of the prompt, from its start, that are probably cached."""
         links = held(chain, self._links)
-        return chain[links - 1].end_bytes if links else 0
+        return self._matched_bytes(chain, links) if links else 0
 
     def book(self, chain: Chain, prompt_tokens: int) -> Booking:
         """The backend starts on this prompt."""
@@ -36,8 +37,10 @@ class BlockShadow:
             return NOTHING
         self._bookings += 1
         links = held(chain, self._links)
-        last = chain[links - 1]
-        booking = Booking(last.end_bytes, self._links[last.digest][1]) if links else NOTHING
+        booking = NOTHING
+        if links:
+            used = self._links[chain[links - 1].digest][1]
+            booking = Booking(self._matched_bytes(chain, links), used)
         whole = max(1, chain[-1].end_bytes)
         for place in range(len(chain) - 1, -1, -1):
             link = chain[place]
@@ -52,7 +55,9 @@ class BlockShadow:
         return booking
 
     def ended(self, chain: Chain) -> None:
-        """Blocks of an ended request stay until others need their place."""
+        """Blocks of an ended request stay until others need their place, those of its answer too."""
+        if chain and chain[-1].digest in self._links:
+            self._answered.add(chain[-1].digest)
 
     def missed(self, booking: Booking) -> None:
         """What was believed turned out not to be cached, so nothing is that was used even longer ago."""
@@ -66,12 +71,18 @@ class BlockShadow:
     def clear(self) -> None:
         """The engine restarted: nothing is cached."""
         self._links.clear()
+        self._answered.clear()
         self._tokens = 0
+
+    def _matched_bytes(self, chain: Chain, links: int) -> int:
+        answer = links + 1 < len(chain) and chain[links - 1].digest in self._answered
+        return chain[links if answer else links - 1].end_bytes
 
     def _full(self) -> bool:
         too_many = self.tokens_max is not None and self._tokens > self.tokens_max
         return bool(self._links) and (too_many or len(self._links) > LINKS_MAX)
 
     def _forget_oldest(self) -> None:
-        _, (tokens, _) = self._links.popitem(last=False)
+        digest, (tokens, _) = self._links.popitem(last=False)
+        self._answered.discard(digest)
         self._tokens -= tokens

@@ -1,7 +1,7 @@
 """How fast one backend is, learnt from the requests that it served; from its engine's priors until then.
 
-Only clean samples teach: a prefill counts if no other one was in progress when it began, an answer's pace
-if no prefill held it up. Of each length the first one after a restart is dropped: engines tune their kernels
+Only clean samples teach: a prefill counts from when the engine came to it, an answer's pace if no prefill
+held it up for long. Of each length the first one after a restart is dropped: engines tune their kernels
 on it, 5 to 10 seconds in published tables, which no later request takes.
 """
 
@@ -47,7 +47,7 @@ class Calibration:
         )
         self._starved = Average(prior.starved_tokens_per_second)
         self._efficiency = Average(prior.cache_efficiency)
-        self._lengths: set[int] = set()  # powers of two of uncached tokens that were seen since the start
+        self._lengths: set[int] = set()  # powers of four of uncached tokens that were seen since the start
         self._reports = self._divisor = 0  # numbers of cached tokens that were told; what divides them all
 
     @property
@@ -62,7 +62,7 @@ class Calibration:
 
     def prefilled(self, prompt_tokens: int, cached_tokens: int, seconds: float) -> None:
         """A prompt took this long from dispatch to its first token, with no other one in its way."""
-        length = (prompt_tokens - cached_tokens).bit_length()
+        length = (prompt_tokens - cached_tokens).bit_length() // 2
         if length not in self._lengths:
             self._lengths.add(length)
             return

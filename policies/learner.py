@@ -51,8 +51,10 @@ class Learner:
         if counts.cached_tokens is not None:
             share = backend.calibration.found(matched, counts.cached_tokens)
         if streamed:
-            if lease.work.alone:
-                told = _prefill(backend, lease, counts, matched, first.at - lease.granted)
+            if (begun := lease.work.begun) is not None:
+                # One that had to wait began while the first token of the one before was on its way.
+                ahead = 0.0 if lease.work.alone else backend.service.first_token_seconds
+                told = _prefill(backend, lease, counts, matched, first.at - begun + ahead)
                 share = told if share is None else share
             if completed and tokens and lease.work.ended is not None:
                 _decode(backend, counts.prompt_tokens, tokens - 1, first, lease.work.ended)

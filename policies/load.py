@@ -49,6 +49,7 @@ class Work:
     """How a lease's call fared, as far as admission can see: the one part of a lease that changes."""
 
     alone: bool = False  # when it was granted, the backend was reading no other prompt
+    begun: float | None = None  # when the engine came to read it, which it does one by one; None: unknown
     booking: Booking = NOTHING
     first_token: Reading | None = None
     ended: Reading | None = None  # when its slot was given back

@@ -107,7 +107,7 @@ class PrefixShadow:
     def matched_bytes(self, chain: Chain) -> int:
         """Bytes of the prompt, from its start, that are probably cached."""
         links = held(chain, self._holders)
-        return chain[links - 1].end_bytes if links else 0
+        return self._matched_bytes(chain, links) if links else 0
 
     def book(self, chain: Chain, prompt_tokens: int = 0) -> Booking:
         """The backend starts on this prompt."""
@@ -118,7 +118,7 @@ class PrefixShadow:
         if links := held(chain, self._holders):
             last = chain[links - 1]
             basis = max(self._holders[last.digest], key=lambda sequence: sequence.used)
-            booking = Booking(last.end_bytes, basis.used)
+            booking = Booking(self._matched_bytes(chain, links), basis.used)
             if not self._copies and not basis.running and last.end_bytes > SIMILAR * chain[-1].end_bytes:
                 self._forget(basis)
         self._continue(chain)
@@ -148,6 +148,13 @@ class PrefixShadow:
         """The engine restarted: nothing is cached."""
         self._sequences.clear()
         self._holders.clear()
+
+    def _matched_bytes(self, chain: Chain, links: int) -> int:
+        """Of so many links; behind a whole prompt that was answered stands the answer, which the engine made
+        itself and has, too."""
+        whole = self._sequences.get(chain[links - 1].digest)
+        answer = whole is not None and not whole.running and links + 1 < len(chain)
+        return chain[links if answer else links - 1].end_bytes
 
     def _continue(self, chain: Chain) -> None:
         """The prompt's sequence, in the place of the one that it continues."""

@@ -196,6 +196,12 @@ class Backend:
         reading = len(self.prefilling)
         self.load.change(now, len(self.leases) + self.foreign - reading, reading > 0)
 
+    def next_prefill(self, now: float) -> None:
+        """A prompt has been read: the engine comes to the one that it was given first of the others."""
+        work = next(lease.work for id, lease in self.leases.items() if id in self.prefilling)
+        if work.begun is None:
+            work.begun = now
+
     @property
     def free(self) -> int:
         """Slots that a call could take now; 0 while the engine holds more than it has."""

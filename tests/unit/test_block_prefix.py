@@ -19,6 +19,19 @@ def test_everybody_shares_what_anybody_has_read() -> None:
     assert shadow.matched_bytes(a_chain(4)) == shadow.matched_bytes(()) == 0
 
 
+def test_the_answer_is_there_too() -> None:
+    """Behind a whole prompt that was answered, until that is forgotten."""
+    shadow = BlockShadow(1000)
+    shadow.book(a_chain(1, 2), 400)
+    assert shadow.matched_bytes(a_chain(1, 2, 3, 4)) == 2000
+    shadow.ended(a_chain(1, 2))
+    assert shadow.matched_bytes(a_chain(1, 2, 3, 4)) == 3000
+    assert shadow.matched_bytes(a_chain(1, 5, 6)) == 1000
+    shadow.book(a_chain(7, 8), 900)
+    shadow.ended(a_chain(1, 2))
+    assert shadow.matched_bytes(a_chain(1, 2, 3)) == 0
+
+
 def test_forgets_the_end_of_what_was_used_longest_ago() -> None:
     """1,000 tokens: the third prompt pushes out the second message of the first, not its head."""
     shadow = BlockShadow(1000)

@@ -37,11 +37,11 @@ def worst_error(model: ServiceModel, truth: ServiceModel) -> float:
 @pytest.mark.parametrize("truth", [LLAMACPP, VLLM, DS4], ids=["llama.cpp", "vLLM", "ds4"])
 @pytest.mark.parametrize("prior", [ServiceModel(), LLAMACPP, VLLM, DS4], ids=["none", "l", "v", "d"])
 def test_learns_any_prefill_curve_from_any_prior(prior: ServiceModel, truth: ServiceModel) -> None:
-    """200 requests and the curve is known within a sixth at any size, within 6 % if the prior was right."""
+    """200 requests and the curve is known within a fifth at any size, within 6 % if the prior was right."""
     calibration = Calibration(prior)
     run_prefills(calibration, truth, 200)
     assert calibration.learnt
-    assert worst_error(calibration.model, truth) < (0.06 if prior is truth else 0.17)
+    assert worst_error(calibration.model, truth) < (0.06 if prior is truth else 0.2)
 
 
 def test_the_prior_stands_until_enough_was_seen() -> None:
@@ -60,7 +60,7 @@ def test_the_first_of_each_length_is_dropped_again_after_a_restart() -> None:
     run_prefills(calibration, VLLM, 100)
     known = calibration.model
     calibration.restarted()
-    for prompt in (100, 1000, 4000, 9000, 17_000):
+    for prompt in (100, 1000, 4000, 17_000, 60_000):
         calibration.prefilled(prompt, 0, VLLM.first_token(prompt) + 10.0)
     assert calibration.model == known and calibration.samples == 0
 

@@ -65,8 +65,9 @@ def test_requests_alone_teach_the_rates() -> None:
     assert error is not None and error < 0.5
 
 
-def test_a_prompt_behind_another_teaches_no_prefill() -> None:
-    """Its time to the first token holds the other one's prefill."""
+def test_a_prompt_behind_another_is_timed_from_its_turn() -> None:
+    """Prompts are read one by one: its own prefill began with the other one's first token. One that
+    overtakes shares its steps with it, and tells nothing."""
     stage = Stage()
     for _ in range(30):
         first, second = stage.grant(prompt_tokens=1000), stage.grant(prompt_tokens=1000)
@@ -77,7 +78,14 @@ def test_a_prompt_behind_another_teaches_no_prefill() -> None:
         for lease in (first, second):
             stage.admission.finish(lease.call.id, stage.now)
             stage.learner.ended(lease, Counts(1000, 0, 1), streamed=True, completed=True)
+        assert (first.work.begun, second.work.begun) == (
+            first.granted,
+            first.granted + TRUTH.first_token(1000),
+        )
     assert stage.backend.service.first_token(1000) == pytest.approx(TRUTH.first_token(1000), rel=0.1)
+    long, short = stage.grant(prompt_tokens=9000), stage.grant(prompt_tokens=10)
+    stage.admission.first_token(short.call.id, stage.now + 1.0)
+    assert (long.work.begun, short.work.begun) == (long.granted, None)
 
 
 def test_the_load_of_others_makes_a_sample_unclean() -> None:

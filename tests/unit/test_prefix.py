@@ -38,7 +38,21 @@ def test_the_next_turn_takes_the_place_of_the_last() -> None:
     served(shadow, a_chain(9), *(a_chain(*range(1, turn + 1)) for turn in range(1, 6)))
     assert len(shadow) == 2
     assert shadow.matched_bytes(a_chain(9)) == 1000
-    assert shadow.matched_bytes(a_chain(*range(1, 9))) == 5000
+    assert shadow.matched_bytes(a_chain(1, 2, 3, 4, 5)) == 5000
+
+
+def test_the_answer_is_there_too() -> None:
+    """What follows an answered prompt in the next turn is what the engine itself has said; what follows a
+    part of a prompt, or a prompt still at work, is not."""
+    shadow = PrefixShadow(sequences_max=2)
+    shadow.book(a_chain(1, 2))
+    assert shadow.matched_bytes(a_chain(1, 2, 3, 4)) == 2000
+    shadow.ended(a_chain(1, 2))
+    assert shadow.matched_bytes(a_chain(1, 2, 3, 4)) == 3000
+    assert shadow.matched_bytes(a_chain(1, 2)) == 2000
+    assert shadow.matched_bytes(a_chain(1, 2, 9)) == 2000  # nobody asks with an answer at the end
+    assert shadow.matched_bytes(a_chain(1, 5, 6)) == 1000
+    assert shadow.book(a_chain(1, 2, 3, 4)).matched_bytes == 3000
 
 
 def test_the_same_prompt_again_is_one_sequence() -> None:
@@ -184,5 +198,5 @@ def test_holds_no_more_than_slots_and_only_what_was_booked(
             booked.clear()
         assert len(shadow) <= slots
         for prompt in PROMPTS:
-            known = sum(link.digest in booked for link in prompt)
+            known = sum(link.digest in booked for link in prompt) + 1  # and an answer
             assert shadow.matched_bytes(prompt) <= 1000 * known
