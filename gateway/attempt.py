@@ -91,7 +91,7 @@ class Attempt:
         live, member, slot = self._live, self._member, self._slot
         self._begin()
         try:
-            self._exchange = exchange = await member.upstream.send(
+            self._exchange = live.exchange = exchange = await member.upstream.send(
                 "POST", self._record.route, live.headers, self._body()
             )
         except ConnectFailed as failed:
@@ -337,6 +337,8 @@ class Attempt:
         """By the engine's fault; or by ours, who gave it more than it holds."""
         member, now = self._member, self._clock()
         member.last_error = f"{reason}: {cause}"
+        if member.ends != self._ends:  # that is known, and nothing to hold against the next process
+            return
         if isinstance(refusal, Failed) and refusal.overfilled:
             self._fleet.overfilled(member)
             return

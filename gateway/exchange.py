@@ -121,10 +121,10 @@ class Exchange:
             parts.append(data)
         return b"".join(parts)
 
-    def abort(self) -> None:
+    def abort(self, cause: str = "aborted by the gateway") -> None:
         """End the connection at once, unless the response is complete."""
         if self._connection is not None:
-            self._connection.end("aborted by the gateway")
+            self._connection.end(cause)
 
     def leave(self, seconds: float) -> asyncio.Future[None]:
         """Ask the engine to stop; resolves once it has: its side is closed, or its response complete.

@@ -17,6 +17,7 @@ from types import TracebackType
 from gateway import errors
 from gateway.accounting import Record
 from gateway.client import Client
+from gateway.exchange import Exchange
 from gateway.request import Request
 from policies.types import Call
 
@@ -51,6 +52,7 @@ class Inflight:
     explains: bool = False  # the client asked why it went where it went
     may_repeat: bool = True  # once, after the engine's proven death
     call: Call | None = None
+    exchange: Exchange | None = None  # with the engine that it was sent to last
     phase: Phase = Phase.QUEUED
     phase_since: float = 0.0
     progress_at: float = 0.0  # last data event of the engine
@@ -147,10 +149,10 @@ class Inflights:
             live.interrupt(failure())
 
     def cut(self, backend: str, ended_at: float, now: float) -> None:
-        """End what the process of this backend that ended then has taken with it without a word."""
+        """Break the connections that the process of this backend that ended then has left open."""
         for live in list(self.by_id.values()):
-            if live.record.backend == backend and live.lost(ended_at, now):
-                live.interrupt(errors.BackendFailed("silent since its process ended", started=True))
+            if live.exchange is not None and live.record.backend == backend and live.lost(ended_at, now):
+                live.exchange.abort("silent since the engine's process ended")
 
     async def run(self) -> None:
         """Sweep until cancelled."""
