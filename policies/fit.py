@@ -69,7 +69,7 @@ class Fit:
 
     def predict(self, x: Sequence[float]) -> float:
         """The law's y."""
-        return sum(map(float.__mul__, self.coefficients, map(float, x)))
+        return sum(map(float.__mul__, self.coefficients, x))
 
     def learn(self, x: Sequence[float], y: float) -> None:
         """One sample."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from policies.load import Reading
 from policies.output_length import OutputLength
@@ -13,8 +13,7 @@ SAMPLE_SECONDS = 0.1  # between two lessons of one backend: more of them teach n
 FOUND_MIN = 0.5  # of what an engine usually finds; if it found less, what was believed in had been evicted
 
 
-@dataclass(frozen=True, slots=True)
-class Counts:
+class Counts(NamedTuple):
     """What the engine counted. None: it did not say."""
 
     prompt_tokens: int

@@ -14,7 +14,7 @@ from gateway.identify import agent_of, call_of, conversation_of, priority_of, st
 from gateway.options import AliasSettings
 from gateway.request import Request, parse
 from gateway.routes.chat import Chat
-from policies.output_length import OutputLength
+from policies.output_length import LEARNT, OutputLength
 from policies.types import Priority
 
 
@@ -89,6 +89,18 @@ def test_an_alias_brings_its_models() -> None:
             alias=given,
         )
         assert (call.model, (call.targets, call.fallbacks)) == (asked.model, expected)
+
+
+def test_a_call_knows_how_long_answers_of_its_class_are() -> None:
+    """As learnt of the model that the client names; until then by a guess."""
+    outputs = OutputLength()
+    for _ in range(LEARNT):
+        outputs.learn("m", Priority.INTERACTIVE, 77, None)
+    for model, p90 in (("m", 77), ("other", 2048)):
+        asked = request(model=model)
+        record = Record("id", CHAT, 0.0)
+        call = call_of(record, {}, asked, OPEN, chain=(), prompt_tokens=9, heartbeats=True, outputs=outputs)
+        assert (call.priority, call.outputs.p90) == (Priority.INTERACTIVE, p90)
 
 
 def test_a_call_holds_no_text() -> None:
