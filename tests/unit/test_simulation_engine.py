@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from policies.simulation.engine import Engine, Job, Mode, Phase
@@ -51,6 +51,7 @@ def ttft(profile: Profile, mode: Mode, long_prompts: int) -> float:
 # -- every engine -----------------------------------------------------------------------------------
 
 
+@settings(deadline=None)
 @given(any_profile, any_mode, asked)
 def test_every_job_is_answered_in_order_of_its_steps(
     profile: Profile, mode: Mode, rows: list[tuple[float, int, int]]
@@ -68,6 +69,7 @@ def test_every_job_is_answered_in_order_of_its_steps(
         assert job.ended - job.started >= alone - 1e-6
 
 
+@settings(deadline=None)
 @given(any_profile, asked)
 def test_strict_engines_answer_first_come_first_served(
     profile: Profile, rows: list[tuple[float, int, int]]
@@ -78,6 +80,7 @@ def test_strict_engines_answer_first_come_first_served(
     assert firsts == sorted(firsts, key=lambda first: first or 0.0)
 
 
+@settings(deadline=None)
 @given(any_profile, any_mode, asked)
 def test_looking_more_often_changes_nothing(
     profile: Profile, mode: Mode, rows: list[tuple[float, int, int]]
