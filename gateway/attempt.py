@@ -97,8 +97,8 @@ class Attempt:
         except ConnectFailed as failed:
             self._failed("connect", failed.cause)
             raise NotStarted("connect", CONNECT_PAUSE_SECONDS) from failed
-        live.client.headers = describe(slot, live, self._dispatcher.admission)  # while the engine is at work
         try:
+            live.client.headers = describe(slot, live, self._dispatcher.admission)  # the engine is at work
             await self._converse()
         except (ConnectionLost, AnswerTooLarge, EventTooLarge) as lost:
             raise await self._lost(lost) from lost
@@ -153,8 +153,8 @@ class Attempt:
 
     async def _stream(self) -> None:
         """Events to a client that streams."""
-        client, exchange = self._live.client, self._exchange
-        request = self._live.request
+        live, exchange = self._live, self._exchange
+        client, request = live.client, live.request
         answer = StreamedAnswer(request.route, wants_usage=request.include_usage)
         splitter = EventSplitter()
         passed = b""

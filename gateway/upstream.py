@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import re
 import ssl
 from collections.abc import Sequence
@@ -26,6 +27,15 @@ class ConnectFailed(Exception):
     def __init__(self, cause: str) -> None:
         super().__init__(cause)
         self.cause = cause
+
+
+@functools.lru_cache(maxsize=1024)  # of engines and paths; to make it anew costs as much as all the rest
+def _start(method: str, path: str, fields: str, *, reuse: bool) -> bytes:
+    """The request line, and the header fields that are the same for each request."""
+    line = f"{method} {path}"
+    if not _LINE.fullmatch(line):
+        raise ValueError("not a method and a path")
+    return f"{line} HTTP/1.1\r\n{fields}Connection: {'keep-alive' if reuse else 'close'}\r\n".encode()
 
 
 class Upstream:
@@ -59,9 +69,9 @@ class Upstream:
         self._host = parts.hostname
         self._port = parts.port or (443 if parts.scheme == "https" else 80)
         self._tls = (tls or ssl.create_default_context()) if parts.scheme == "https" else None
-        self._prefix = parts.path.rstrip("/").encode()
+        self._prefix = parts.path.rstrip("/")
         key = f"Authorization: Bearer {api_key}\r\n" if api_key else ""
-        self._fields = f"Host: {parts.netloc}\r\nAccept-Encoding: identity\r\n{key}".encode()
+        self._fields = f"Host: {parts.netloc}\r\nAccept-Encoding: identity\r\n{key}"
         self._open: set[Connection] = set()
         self._idle: dict[Connection, float] = {}  # idle since; the newest is last
         self._closed = False
@@ -98,23 +108,13 @@ class Upstream:
         await asyncio.sleep(0)  # the round of the loop in which the transports close
 
     def _request(self, method: str, path: str, headers: Sequence[tuple[bytes, bytes]], body: bytes) -> bytes:
-        if not _LINE.fullmatch(f"{method} {path}"):
-            raise ValueError("not a method and a path")
+        start = _start(method, f"{self._prefix}{path}", self._fields, reuse=self.reuse)
         fields = b"".join([b"%b: %b\r\n" % field for field in headers])
         count = len(headers)
         if fields.count(b"\n") != count or fields.count(b"\r") != count or b"\0" in fields:
             raise ValueError("a header field holds a line break or NUL")
         # Never chunked: ds4 before v0.6.3 reads a chunked body as empty.
-        return b"%b %b%b HTTP/1.1\r\n%bConnection: %b\r\nContent-Length: %d\r\n%b\r\n%b" % (
-            method.encode(),
-            self._prefix,
-            path.encode(),
-            self._fields,
-            b"keep-alive" if self.reuse else b"close",
-            len(body),
-            fields,
-            body,
-        )
+        return b"%bContent-Length: %d\r\n%b\r\n%b" % (start, len(body), fields, body)
 
     def _take(self, exchange: Exchange) -> Connection | None:
         """The connection that was used last: of all, the engine has the least reason to close it."""
