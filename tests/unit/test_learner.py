@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from policies.admission import Admission
 from policies.learner import SAMPLE_SECONDS, Counts, Learner
@@ -225,3 +227,49 @@ def test_a_restart_keeps_the_rates_as_a_guess() -> None:
     stage.admission.restarted("backend")
     assert stage.backend.service == known and stage.backend.calibration.samples == 0
     assert stage.backend.shadow.matched_bytes(a_chain(1)) == 0
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["submit", "first", "prefilled", "leave", "finish", "foreign"]),
+        st.integers(0, 5),
+        st.floats(0, 10),
+    )
+)
+
+
+@given(STEPS)
+def test_the_load_is_what_the_leases_say(steps: list[tuple[str, int, float]]) -> None:
+    """Whatever happens in whatever order: sums run by what is at work now, and a prefill begins no earlier
+    than it was granted and no later than its first token."""
+    backend, now, leases = a_backend(slots=3), 0.0, dict[str, Lease]()
+    admission = an_admission(backend, prefill_gate_seconds=1e9)
+    for what, number, passed in steps:
+        now += passed
+        id = str(number)
+        match what:
+            case "submit" if admission.lease(id) is None and id not in admission.queue:
+                admission.submit(a_call(id, arrived=now), now)
+            case "first":
+                admission.first_token(id, now)
+            case "prefilled":
+                admission.prefilled(id, now)
+            case "leave":
+                admission.leave(id, now)
+            case "finish":
+                admission.finish(id, now)
+            case "foreign":
+                admission.observe("backend", number % 3, now)
+        leases |= backend.leases
+        before, after = backend.load.read(now), backend.load.read(now + 1.0)
+        decoding = len(backend.leases) - len(backend.prefilling) + backend.foreign
+        assert after.sequence_seconds - before.sequence_seconds == pytest.approx(float(decoding))
+        assert after.prefill_seconds - before.prefill_seconds == pytest.approx(float(bool(backend.prefilling)))
+        now += 1.0
+        for lease in leases.values():
+            work = lease.work
+            if work.begun is not None:
+                assert work.begun >= lease.granted
+                assert work.first_token is None or work.begun <= work.first_token.at
+            if work.ended is not None and work.first_token is not None:
+                assert work.first_token.at <= work.ended.at
