@@ -15,14 +15,17 @@ import os
 import subprocess
 import sys
 import venv
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 CACHE = Path(__file__).parents[2] / ".cache"
 LOCK = Path(__file__).with_suffix(".lock")
 THREADS = Path(__file__).with_name("hermes_threads.py")
+IS_LOCAL = (
+    "import sys; from agent.model_metadata import is_local_endpoint as local; print(local(sys.argv[1]))"
+)
 RUN_SECONDS = 120  # a run takes 7 to 15 s on an idle machine of two cores
 CONTEXT_TOKENS = 131_072  # Hermes refuses to start below 64,000
 
@@ -61,6 +64,9 @@ class Hermes:
     home: Path
     url: str  # with /v1
     model: str
+    context_tokens: int = CONTEXT_TOKENS  # that its operator tells it
+    limits: Mapping[str, str] = field(default_factory=dict)  # variables that set its time limits
+    seconds: float = RUN_SECONDS  # of a run at most
 
     def ask(self, prompt: str, *, toolsets: str | None = None) -> Run:
         """One question in a process of its own (`hermes -z`), with all tools unless some are named."""
@@ -72,11 +78,20 @@ class Hermes:
             raise HermesFailed(output)
         return Run.of(json.loads(report.read_text()), output)
 
-    def converse(self, conversations: Sequence[Sequence[str]]) -> list[Run]:
-        """One agent thread per conversation, all at once in one process; its prompts are its turns."""
+    def takes_for_local(self) -> bool:
+        """Whether the URL is a local one to it, to which it is five times as patient."""
+        return self._run([str(self.environment / "bin/python"), "-c", IS_LOCAL, self.url]).strip() == "True"
+
+    def converse(
+        self, conversations: Sequence[Sequence[str]], models: Sequence[str] | None = None
+    ) -> list[Run]:
+        """One agent thread per conversation, all at once in one process; its prompts are its turns. `models`:
+        of each conversation, else all have the same."""
         task, reports = self.home / "conversations.json", self.home / "reports.json"
         reports.unlink(missing_ok=True)
-        task.write_text(json.dumps({"url": self.url, "model": self.model, "conversations": conversations}))
+        models = models or [self.model] * len(conversations)
+        given = [{"model": model, "prompts": p} for model, p in zip(models, conversations, strict=True)]
+        task.write_text(json.dumps({"url": self.url, "conversations": given}))
         output = self._run([str(self.environment / "bin/python"), *map(str, (THREADS, task, reports))])
         if not reports.exists():
             raise HermesFailed(output)
@@ -88,11 +103,11 @@ class Hermes:
         done = subprocess.run(
             words,
             cwd=self.home,
-            env=surroundings,
+            env=surroundings | self.limits,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=RUN_SECONDS,
+            timeout=self.seconds,
         )
         if done.returncode:
             raise HermesFailed(done.stdout + done.stderr)
@@ -105,7 +120,7 @@ class Hermes:
                 "provider": "custom",
                 "base_url": self.url,
                 "api_key": "any-key",
-                "context_length": CONTEXT_TOKENS,
+                "context_length": self.context_tokens,
             },
             "agent": {"environment_probe": False},
             "memory": {"memory_enabled": False, "user_profile_enabled": False},

@@ -40,8 +40,8 @@ def main(task: Path, reports: Path) -> None:
     given = json.loads(task.read_text())
     with ThreadPoolExecutor(len(given["conversations"])) as threads:
         runs = [
-            threads.submit(converse, given["url"], given["model"], prompts)
-            for prompts in given["conversations"]
+            threads.submit(converse, given["url"], one["model"], one["prompts"])
+            for one in given["conversations"]
         ]
         reports.write_text(json.dumps([run.result() for run in runs]))
 
