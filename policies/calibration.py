@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from math import gcd
 
-from policies.fit import FIRST_SAMPLES, Average, Fit
+from policies.fit import FIRST_SAMPLES, Fit, Middle
 from policies.service_model import HEAD_TOKENS, ServiceModel
 
 ERROR_WEIGHT = 0.05  # of the newest prediction
@@ -45,8 +45,8 @@ class Calibration:
             [step, prior.decode_step_seconds, prior.decode_depth_seconds],
             [0.0, 0.1 * step, 0.3 * step / DEEP_TOKENS],
         )
-        self._starved = Average(prior.starved_tokens_per_second)
-        self._efficiency = Average(prior.cache_efficiency)
+        self._starved = Middle(prior.starved_tokens_per_second)
+        self._efficiency = Middle(prior.cache_efficiency)
         self._lengths: set[int] = set()  # powers of four of uncached tokens that were seen since the start
         self._reports = self._divisor = 0  # numbers of cached tokens that were told; what divides them all
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from math import log, sqrt
+from math import exp, log, sqrt
 from statistics import median
 
 FIRST_SAMPLES = 5  # until so many were seen the prior stands
@@ -20,31 +20,27 @@ SCALE_DEVIATION = 2.0  # machines differ first of all by how fast they are, the 
 OWN_DEVIATION = 1.0  # and then in shape
 MEMORY_SAMPLES = 30
 SURPRISE = log(1.5)  # FIRST_SAMPLES in a row so far off: the law has changed
+DRIFT = log(1.12)  # so far off and all on one side: the machine as a whole has become slower or faster
 SENSIBLE = (1e-6, 1e9)  # seconds or tokens; a sample outside it is a mistake of somebody's
 LEAST = 1e-3  # of a prior coefficient: none becomes 0, since rates are their inverses
 
 
-class Average:
-    """A figure of which something is known beforehand; it weighs as much as the first samples together."""
+class Middle:
+    """A figure whose samples are now and then far off for reasons of their own: the median of the latest."""
 
     def __init__(self, prior: float) -> None:
-        self.prior = prior
-        self.samples = 0
-        self._value = prior
-
-    @property
-    def value(self) -> float:
-        """The prior until enough was seen, then the average with it."""
-        return self.prior if self.samples < FIRST_SAMPLES else self._value
+        self.value = prior  # stands until enough was seen
+        self._latest: deque[float] = deque(maxlen=2 * FIRST_SAMPLES - 1)
 
     def learn(self, sample: float) -> None:
         """One sample."""
-        self.samples += 1
-        self._value += (sample - self._value) / FIRST_SAMPLES
+        self._latest.append(sample)
+        if len(self._latest) >= FIRST_SAMPLES:
+            self.value = median(self._latest)
 
     def doubt(self) -> None:
         """It may have changed: what was learnt becomes the prior."""
-        self.prior, self.samples = self.value, 0
+        self._latest.clear()
 
 
 class Fit:
@@ -59,7 +55,7 @@ class Fit:
         self._least = [LEAST * value for value in prior]
         self._slack = slack
         self._recent: deque[tuple[Sequence[float], float]] = deque(maxlen=FIRST_SAMPLES)
-        self._surprises = 0  # in a row
+        self._offs: deque[float] = deque(maxlen=FIRST_SAMPLES)  # logarithms of the latest errors
         self._spread = self._unknown()
 
     @property
@@ -78,29 +74,32 @@ class Fit:
             return
         self.samples += 1
         self._recent.append((x, y))
+        self._offs.append(log(y / predicted))
         if self.samples < FIRST_SAMPLES:
             return
-        if self.samples == FIRST_SAMPLES or self._surprised(log(y / predicted)):
-            self._begin()
+        many = len(self._offs) == FIRST_SAMPLES
+        if self.samples == FIRST_SAMPLES or (many and min(map(abs, self._offs)) > SURPRISE):
+            self._rescale(median(y / self.predict(x) for x, y in self._recent))
+            self._spread = self._unknown()
+            for sample in self._recent:
+                self._step(*sample)
+        elif many and (min(self._offs) > DRIFT or max(self._offs) < -DRIFT):
+            self._rescale(exp(min(self._offs, key=abs)))  # as far as all agree
         else:
             self._step(x, y)
 
     def doubt(self) -> None:
         """What it describes may have changed: what was learnt becomes the prior."""
-        self.samples = self._surprises = 0
+        self.samples = 0
         self._recent.clear()
+        self._offs.clear()
 
-    def _begin(self) -> None:
-        """Start over from the recent samples: the machine's speed is their median, then each counts."""
-        scale = median(y / self.predict(x) for x, y in self._recent)
-        self.coefficients = [value * scale for value in self.coefficients]
-        self._spread, self._surprises = self._unknown(), 0
-        for sample in self._recent:
-            self._step(*sample)
-
-    def _surprised(self, off: float) -> bool:
-        self._surprises = self._surprises + 1 if abs(off) > SURPRISE else 0
-        return self._surprises >= FIRST_SAMPLES
+    def _rescale(self, scale: float) -> None:
+        """The machine as a whole is slower or faster than it was taken to be."""
+        self.coefficients = [
+            max(least, value * scale) for least, value in zip(self._least, self.coefficients, strict=True)
+        ]
+        self._offs.clear()
 
     def _unknown(self) -> list[list[float]]:
         """The covariance of coefficients that only the prior tells."""

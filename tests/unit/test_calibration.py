@@ -125,6 +125,14 @@ def test_learns_blocks_and_efficiency_of_a_cache() -> None:
     assert poor.model.cache_block_tokens == 1
 
 
+def test_an_eviction_now_and_then_is_not_the_cache_s_efficiency() -> None:
+    """One conversation in five was pushed out: that says nothing of the other four."""
+    calibration = Calibration(ServiceModel())
+    for turn in range(50):
+        calibration.found(5000 + turn, 0 if turn % 5 == 4 else 5000 + turn)
+    assert calibration.model.cache_efficiency == 1.0
+
+
 def test_little_shared_text_says_nothing_of_a_cache() -> None:
     """A head of 200 tokens may be anybody's."""
     calibration = Calibration(ServiceModel())

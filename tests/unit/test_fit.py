@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.fit import FIRST_SAMPLES, Fit
+from policies.fit import FIRST_SAMPLES, Fit, Middle
 
 Sample = tuple[tuple[float, float], float]
 
@@ -70,6 +70,43 @@ def test_follows_a_slow_drift() -> None:
         fit.learn(x, y * drift)
         if turn > 20:
             assert fit.predict((1.0, 5000.0)) == pytest.approx(6.0 * drift, rel=0.15)
+
+
+@pytest.mark.parametrize("factor", [0.75, 1.3])
+def test_a_machine_that_changed_as_a_whole_is_soon_known(factor: float) -> None:
+    """Five errors on one side are no noise: everything is rescaled as far as all agree."""
+    fit = a_fit()
+    for x, y in samples(8, 200, 1.0, 0.001, noise=0.05):
+        fit.learn(x, y)
+    for x, y in samples(9, 15, factor, factor * 0.001, noise=0.05):
+        fit.learn(x, y)
+    for size in (200.0, 20_000.0):
+        assert fit.predict((1.0, size)) == pytest.approx(factor * (1 + 0.001 * size), rel=0.08)
+
+
+def test_noise_alone_changes_little() -> None:
+    """A thousand samples of one law with a deviation of 20 %: never off by more than that."""
+    fit = a_fit()
+    for turn, (x, y) in enumerate(samples(10, 1000, 1.0, 0.001, noise=0.2)):
+        fit.learn(x, y)
+        if turn > 20:
+            assert fit.predict((1.0, 3000.0)) == pytest.approx(4.0, rel=0.2)
+
+
+def test_the_middle_forgives_what_is_now_and_then_far_off() -> None:
+    """The prior until five samples were seen; then the median of nine, which two outliers do not move."""
+    figure = Middle(1.0)
+    for sample in (0.5, 0.5, 0.5, 0.5):
+        figure.learn(sample)
+    assert figure.value == 1.0
+    figure.learn(0.5)
+    assert figure.value == 0.5
+    for sample in (0.0, 0.0):
+        figure.learn(sample)
+    assert figure.value == 0.5
+    figure.doubt()
+    figure.learn(0.9)
+    assert figure.value == 0.5
 
 
 def test_notices_that_the_law_has_changed() -> None:
