@@ -125,6 +125,9 @@ class StreamedAnswer:
         if seen.finished:
             self.finished = True
         if seen.done:
+            if not self.finished:
+                self.error = ABORTED
+                return b""
             self.done = True
         if not self.committed:
             self._held.append(event)

@@ -22,7 +22,7 @@ class Seen(NamedTuple):
 
     token: bool = False  # text, reasoning or a tool call
     finished: bool = False  # why the answer ends; only bookkeeping follows
-    done: bool = False  # nothing follows
+    done: bool = False  # nothing follows; without a reason before it, the engine gave the answer up
     usage_only: bool = False  # it has no place for an answer at all
 
 

@@ -74,8 +74,9 @@ class Messages(Anthropic):
     ending = STOP
 
     def is_answer(self, document: dict[str, Any]) -> bool:
-        """An answer has blocks of content."""
-        return isinstance(document.get("content"), list)
+        """An answer has blocks of content, and a reason why it ends: vLLM that is told to end gives those
+        that it breaks off a null for a reason, in a stream too."""
+        return isinstance(document.get("content"), list) and document.get("stop_reason") is not None
 
     def usage(self, chunk: Mapping[str, object]) -> Usage | None:
         """Of an answer, or of the two events that tell it.

@@ -9,11 +9,12 @@ from typing import Any
 from gateway.accounting import TokenSource, Usage, count_of, table_of, usage_from
 from gateway.engines.base import RESPONSES
 from gateway.json_spans import Span
-from gateway.routes.base import NOTHING, Route, Seen
+from gateway.routes.base import ABORTED, NOTHING, Route, Seen
 from gateway.routes.prompt import Part, blocks, message, piece
 from gateway.sse import named_event
 
 ENDS = ("response.completed", "response.incomplete")
+GIVEN_UP = ("failed", "cancelled")  # vLLM completes with the latter what it breaks off when it is told to end
 FAILED = "response.failed"
 CALLS = ("function_call", "custom_tool_call")
 
@@ -44,8 +45,8 @@ class Responses(Route):
                 yield message(text, item)
 
     def is_answer(self, document: dict[str, Any]) -> bool:
-        """An answer has output."""
-        return isinstance(document.get("output"), list)
+        """An answer has output, and the engine did not give it up."""
+        return isinstance(document.get("output"), list) and document.get("status") not in GIVEN_UP
 
     def usage(self, chunk: Mapping[str, object]) -> Usage | None:
         """Of an answer, or of the last event; `timings` stand beside the response."""
@@ -75,9 +76,12 @@ class Responses(Route):
         return TOKEN if str(kind).endswith(".delta") and chunk.get("delta") else NOTHING
 
     def failure(self, chunk: dict[str, Any]) -> dict[str, Any] | None:
-        """Also `response.failed`, and an event that is an error as a whole."""
-        if chunk.get("type") == FAILED:
-            return dict(table_of(table_of(chunk, "response"), "error")) or {"type": "failed"}
+        """Also `response.failed`, an event that is an error as a whole, and a response that was given up."""
+        kind, response = chunk.get("type"), table_of(chunk, "response")
+        if kind == FAILED:
+            return dict(table_of(response, "error")) or {"type": "failed"}
+        if kind in ENDS and response.get("status") in GIVEN_UP:
+            return ABORTED
         return super().failure(chunk) or (chunk if chunk.get("type") == "error" else None)
 
     def assembly(self) -> ResponseAssembly:

@@ -188,6 +188,7 @@ async def test_bytes_pass_as_they_came(stage: Stage, path: str) -> None:
         MESSAGES: (
             'event: message_start\r\ndata: {"type":"message_start","message":{"usage":{"input_tokens":1}}}',
             'data:{"type": "content_block_delta", "delta": {"text": "\\u00e9"}, "new": [1,  2]}',
+            'data: {"type": "message_delta", "delta": {"stop_reason": "end_turn"}}\r\n\r\n'
             'event: message_stop\r\ndata: {"type": "message_stop"}',
         ),
         RESPONSES: (

@@ -221,6 +221,14 @@ def test_a_missing_end_is_added_behind_a_reason_only() -> None:
     assert passed(ROUTE, START + TEXT)[0].end() == b""
 
 
+def test_an_end_without_a_reason_is_none() -> None:
+    """vLLM that is told to end breaks answers off so, under 200: the client must not take it for whole."""
+    answer, got = passed(ROUTE, START + TEXT + event("message_delta", delta={"stop_reason": None}) + STOP)
+    assert answer.error is not None
+    assert (answer.told, answer.done, STOP in got) == (False, False, False)
+    assert not ROUTE.is_answer(document("vllm-messages") | {"stop_reason": None})
+
+
 def test_nothing_passes_behind_the_end() -> None:
     """A `[DONE]` means nothing to clients of this route."""
     whole = START + TEXT + ended(output_tokens=1) + STOP

@@ -27,7 +27,7 @@ def event(type: str, **fields: Any) -> bytes:
 
 
 def ended(type: str = "completed", **fields: Any) -> bytes:
-    return event(type, response=RESPONSE | {"status": type} | fields)
+    return event(type, response=RESPONSE | {"status": type} | fields)  # fields may give another status
 
 
 CREATED, PROGRESS = event("created", response=RESPONSE), event("in_progress", response=RESPONSE)
@@ -164,6 +164,14 @@ def test_an_error_event_ends_the_response(failure: bytes) -> None:
     assert got == CREATED + TEXT + failure
     assert answer.error is not None
     assert passed(ROUTE, CREATED + failure)[1] == b""
+
+
+def test_a_response_that_the_engine_gave_up_is_none() -> None:
+    """vLLM that is told to end completes it as cancelled: the client must not take it for whole."""
+    answer, got = passed(ROUTE, CREATED + TEXT + ended("completed", status="cancelled"))
+    assert answer.error is not None
+    assert (answer.told, got) == (False, CREATED + TEXT)
+    assert not ROUTE.is_answer(document("vllm-responses") | {"status": "cancelled"})
 
 
 @given(st.lists(st.sampled_from([CREATED, ITEM, TEXT, ended(), DONE, b": c\n\n"]), max_size=9))
