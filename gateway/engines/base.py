@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from policies.capacity import Memory
 from policies.service_model import ServiceModel
 
 COMPLETIONS = "/v1/completions"
@@ -126,6 +127,7 @@ class Engine(Protocol):
     cancel_seconds: float  # after our close it has surely stopped by then
     close_is_stop: bool  # once it has closed its side, it has stopped; else its load must tell
     prefix_kind: str  # what keeps prompts warm: "slot" (one per slot), "bank" (copied between), "block"
+    memory: Memory  # how it becomes slots
     service: ServiceModel  # priors until its rates are learnt
 
     def recognises(self, answers: Mapping[str, Answer]) -> bool:

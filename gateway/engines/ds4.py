@@ -12,6 +12,7 @@ from gateway.engines.base import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Answer,
 from gateway.engines.fields import member, natural, positive, share, told
 from gateway.engines.listing import MODELS, owned_by
 from gateway.engines.openai import OpenAI
+from policies.capacity import Division, Memory
 from policies.service_model import ServiceModel
 
 STATS = "/v1/stats"  # JSON where the request accepts it, else text for people
@@ -41,6 +42,8 @@ class DS4(OpenAI):
     cancel_seconds = 10.0
     close_is_stop = True
     prefix_kind = "bank"
+    # The fork's start says so; its floor too. Upstream's slots are a setting.
+    memory = Memory(Division.BANKS, slots_min=2, headroom_bytes=8 * 2**30)
     service = ServiceModel(
         setup_seconds=0.05,
         first_token_seconds=0.05,

@@ -27,6 +27,7 @@ from gateway.engines.exposition import Exposition
 from gateway.engines.fields import member, positive, share, told
 from gateway.engines.listing import MODELS, listed, names, owned_by
 from gateway.engines.openai import OpenAI
+from policies.capacity import Division, Memory
 from policies.service_model import ServiceModel
 
 PROPS = "/props"
@@ -52,6 +53,7 @@ class LlamaCpp(OpenAI):
     cancel_seconds = 30.0
     close_is_stop = False  # it closes at once, and cancels behind the batch at hand
     prefix_kind = "slot"
+    memory = Memory(Division.SPLIT)  # `--ctx-size` over `--parallel`
     service = ServiceModel(
         setup_seconds=0.0845,
         prefill_tokens_per_second=465.0,

@@ -9,6 +9,7 @@ from gateway.engines import refusals
 from gateway.engines.base import CHAT, COMPLETIONS, EMBEDDINGS, Answer, Count, Refusal, Report
 from gateway.engines.fields import member, positive
 from gateway.engines.listing import MODELS, context_tokens, listed, names
+from policies.capacity import Memory
 from policies.service_model import ServiceModel
 
 
@@ -23,6 +24,7 @@ class OpenAI:
     cancel_seconds: float = 5.0
     close_is_stop: bool = True
     prefix_kind: str = "block"
+    memory: Memory = Memory()
     service: ServiceModel = ServiceModel()
     # Client route -> where the same body is answered with the number of its prompt's tokens.
     counting: Mapping[str, str] = MappingProxyType({})

@@ -21,6 +21,7 @@ from gateway.engines.base import (
 from gateway.engines.fields import member, members, natural, positive, share, told
 from gateway.engines.listing import MODELS, owned_by
 from gateway.engines.openai import OpenAI
+from policies.capacity import Division, Memory
 from policies.service_model import ServiceModel
 
 LOADS = "/v1/loads"  # made for routers; since 2026
@@ -38,6 +39,7 @@ class SGLang(OpenAI):
     cancel_seconds = 15.0
     close_is_stop = False
     prefix_kind = "block"  # a tree that all requests share
+    memory = Memory(Division.POOL)
     # Nobody published a sweep: as vLLM without its steps of fixed size.
     service = ServiceModel(
         setup_seconds=0.1,

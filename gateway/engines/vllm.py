@@ -25,6 +25,7 @@ from gateway.engines.exposition import Exposition
 from gateway.engines.fields import positive, share, told
 from gateway.engines.listing import MODELS, owned_by
 from gateway.engines.openai import OpenAI
+from policies.capacity import Division, Memory
 from policies.service_model import ServiceModel
 
 METRICS = "/metrics"
@@ -45,6 +46,7 @@ class VLLM(OpenAI):
     cancel_seconds = 10.0
     close_is_stop = False  # the HTTP side closes at once
     prefix_kind = "block"
+    memory = Memory(Division.POOL)
     service = ServiceModel(
         setup_seconds=0.301,
         first_token_seconds=0.296,
