@@ -13,7 +13,7 @@ from math import gcd
 from policies.fit import FIRST_SAMPLES, Fit, Middle
 from policies.service_model import HEAD_TOKENS, ServiceModel
 
-ERROR_WEIGHT = 0.05  # of the newest prediction
+ERROR_WEIGHT = 0.1  # of the newest prediction
 DEEP_TOKENS = 32768  # where a small square, or a slope over the depth, may begin to show
 OVERLAP_MAX = 0.25  # share of an answer during which a prefill held it up, to tell its own pace
 OVERLAP_MIN = 0.5  # and to tell the pace of a stream that is held up
