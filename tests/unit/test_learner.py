@@ -264,7 +264,9 @@ def test_the_load_is_what_the_leases_say(steps: list[tuple[str, int, float]]) ->
         before, after = backend.load.read(now), backend.load.read(now + 1.0)
         decoding = len(backend.leases) - len(backend.prefilling) + backend.foreign
         assert after.sequence_seconds - before.sequence_seconds == pytest.approx(float(decoding))
-        assert after.prefill_seconds - before.prefill_seconds == pytest.approx(float(bool(backend.prefilling)))
+        assert after.prefill_seconds - before.prefill_seconds == pytest.approx(
+            float(bool(backend.prefilling))
+        )
         now += 1.0
         for lease in leases.values():
             work = lease.work
