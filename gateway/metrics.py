@@ -100,6 +100,14 @@ class Metrics:
         """Share of prompt tokens that this backend reported as cached, of late."""
         return self._recent.prefix_hit_ratio(backend)
 
+    def output_rates(self) -> dict[str, float]:
+        """Tokens generated per second of late, by backend."""
+        return self._recent.rates()
+
+    def tokens_so_far(self, record: Record) -> int:
+        """About how many tokens a stream that still runs has sent."""
+        return self._recent.tokens_so_far(record)
+
     def config_invalid(self, invalid: bool) -> None:
         """The file on disk was read: it is refused, or all is well."""
         self._child(CONFIG_INVALID).set(int(invalid))

@@ -50,7 +50,7 @@ class Recent:
     def collect(self) -> Iterator[Metric]:
         """Rates and ratios of now."""
         rates = OUTPUT_RATE.gauge()
-        for name, rate in self._rates(self._clock()).items():
+        for name, rate in self.rates().items():
             rates.add_metric((name,), rate)
         families = {family.name: family.gauge() for family in (TOKENS_PER_EVENT, SPEC_ACCEPT, PREFIX_HITS)}
         for (name, *labels), ratio in self._ratios.items():
@@ -62,14 +62,16 @@ class Recent:
         yield rates
         yield from families.values()
 
-    def _rates(self, now: float) -> dict[str, float]:
-        """Tokens per second by backend. A stream that still runs counts with its events times the tokens
-        per event of those before it; its tokens are taken as evenly spread."""
-        answers = list(self._answers)
+    def tokens_so_far(self, record: Record) -> int:
+        """Of a stream that still runs: its events times the tokens per event of those before it."""
+        return round(record.events * (self._ratio(TOKENS_PER_EVENT, record.backend).value or 1.0))
+
+    def rates(self) -> dict[str, float]:
+        """Tokens per second by backend; the tokens of an answer are taken as evenly spread."""
+        now, answers = self._clock(), list(self._answers)
         for record in self._running():
             if record.first_token is not None and record.last_token is not None:
-                per_event = self._ratio(TOKENS_PER_EVENT, record.backend).value or 1.0
-                tokens = round(record.events * per_event)
+                tokens = self.tokens_so_far(record)
                 answers.append((record.backend, record.first_token, record.last_token, tokens))
         rates: defaultdict[str, float] = defaultdict(float)
         for backend, start, end, tokens in answers:

@@ -1,0 +1,145 @@
+"""The last ten minutes in steps of five seconds: what the lines of the live page are drawn from.
+
+It is fed by requests that end, so that a page which is opened in trouble shows how it came to that;
+nothing runs for it in between. Tokens count in the steps in which they came, not where the request ended.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+from gateway.accounting import Record
+
+STEP_SECONDS = 5
+STEPS = 120
+TTFTS_MAX = 64  # of one step; more would not move its percentiles by much
+AGENTS_MAX = 32  # of one step; the others count together
+OTHERS = ""
+
+
+@dataclass(slots=True)
+class Used:
+    """What an agent used, as far as it is known."""
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+
+    def add(self, requests: int, prompt: int | None, cached: int | None, completion: int | None) -> None:
+        """So much more."""
+        self.requests += requests
+        self.prompt_tokens += prompt or 0
+        self.cached_tokens += cached or 0
+        self.completion_tokens += completion or 0
+
+    @property
+    def tokens(self) -> int:
+        """Read and written."""
+        return self.prompt_tokens + self.completion_tokens
+
+
+@dataclass(slots=True)
+class Step:
+    """Five seconds: times to first token of streams, tokens by backend and by agent."""
+
+    ttfts: list[float] = field(default_factory=list)
+    tokens: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    agents: dict[str, Used] = field(default_factory=dict)
+
+    def add_ttft(self, seconds: float) -> None:
+        """A first token came, so long after its request."""
+        if len(self.ttfts) < TTFTS_MAX:
+            self.ttfts.append(seconds)
+
+    def add_agent(self, record: Record) -> None:
+        """A request of this agent ended, and its tokens are known."""
+        known = record.agent in self.agents or len(self.agents) < AGENTS_MAX
+        used = self.agents.setdefault(record.agent if known else OTHERS, Used())
+        used.add(1, record.prompt_tokens, record.cached_tokens, record.completion_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """The tokens of one answer, taken as evenly spread over the time in which they came."""
+
+    backend: str
+    start: float
+    end: float
+    tokens: int
+
+    def steps(self) -> Iterator[tuple[int, float]]:
+        """Numbers of steps and the tokens in each; of a longer time than is kept, only the end."""
+        first, last = int(self.start // STEP_SECONDS), int(self.end // STEP_SECONDS)
+        if first == last:
+            yield last, self.tokens
+            return
+        rate = self.tokens / (self.end - self.start)
+        for number in range(max(first, last - STEPS), last + 1):
+            begin = number * STEP_SECONDS
+            yield number, rate * (min(self.end, begin + STEP_SECONDS) - max(self.start, begin))
+
+
+class History:
+    """Steps by number: seconds since 1970 over five, so that a page can put those of two runs together."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._offset = time.time() - clock()  # records are on the monotonic clock
+        self._steps: dict[int, Step] = {}
+
+    def observe(self, record: Record) -> None:
+        """A request ended."""
+        if record.ended is None:
+            return
+        if record.source is not None:
+            self._step(self.number(record.ended)).add_agent(record)
+        if record.streamed and record.first_token is not None and record.ttft is not None:
+            self._step(self.number(record.first_token)).add_ttft(record.ttft)
+        if spread := self._spread(record, record.ended, record.completion_tokens):
+            for number, tokens in spread.steps():
+                self._step(number).tokens[spread.backend] += tokens
+
+    def number(self, at: float) -> int:
+        """The step of this monotonic time."""
+        return int((at + self._offset) // STEP_SECONDS)
+
+    def steps(
+        self, now: float, running: Iterable[Record], tokens_so_far: Callable[[Record], int]
+    ) -> dict[int, Step]:
+        """The steps that are kept, that of `now` included, with what the running streams add to them.
+
+        Only what they add is copied: the agents' sums are those of ended requests.
+        """
+        current = self.number(now)
+        kept = range(current - STEPS, current + 1)
+        seen = {
+            number: Step([*step.ttfts], defaultdict(float, step.tokens), step.agents)
+            for number, step in self._steps.items()
+            if number in kept
+        }
+        for record in running:
+            if record.streamed and record.first_token is not None and record.ttft is not None:
+                seen.setdefault(self.number(record.first_token), Step()).add_ttft(record.ttft)
+            if spread := self._spread(record, now, tokens_so_far(record)):
+                for number, tokens in spread.steps():
+                    seen.setdefault(number, Step()).tokens[spread.backend] += tokens
+        return {number: seen[number] for number in sorted(seen) if number in kept}
+
+    def _spread(self, record: Record, now: float, tokens: int | None) -> Spread | None:
+        start = record.dispatched if record.first_token is None else record.first_token
+        if not tokens or start is None:
+            return None
+        end = now if record.last_token is None else record.last_token
+        return Spread(record.backend, start + self._offset, end + self._offset, tokens)
+
+    def _step(self, number: int) -> Step:
+        step = self._steps.get(number)
+        if step is None:
+            step = self._steps[number] = Step()
+            if len(self._steps) > 2 * STEPS:
+                oldest = max(self._steps) - STEPS
+                self._steps = {number: kept for number, kept in self._steps.items() if number >= oldest}
+        return step
