@@ -10,10 +10,12 @@ demo: $(VENV)/demo
 	@$(BIN)/python -m gateway.demo $(ARGS)
 
 test: check
+	@$(BIN)/python tests/debian.py
 	@$(BIN)/python tests/real/hermes.py --install
 	@$(BIN)/python -m pytest -q -m "not long" $(ARGS)
 
 test-long: $(VENV)/test
+	@$(BIN)/python tests/debian.py
 	@$(BIN)/python tests/real/hermes.py --install
 	@$(BIN)/python -m pytest -q $(ARGS)
 
