@@ -10,7 +10,7 @@ import json
 from typing import Any
 
 from gateway.accounting import Usage
-from gateway.routes.base import ABORTED, Assembly, Route
+from gateway.routes.base import Assembly, Route
 from gateway.sse import data_of, event_end, events
 
 
@@ -105,7 +105,7 @@ class StreamedAnswer:
         if chunk is None:  # a comment, or a line that is no JSON
             return event if self.first_token else b""
         if (error := self._route.failure(chunk)) is not None:
-            self.error, self.told = error, self.committed and error is not ABORTED
+            self.error, self.told = error, self.committed
             return event if self.told else b""
         return self._chunk(chunk, event)
 
@@ -118,6 +118,9 @@ class StreamedAnswer:
         seen = self._route.seen(chunk)
         if usage is not None and seen.usage_only and not self._wants_usage:
             return b""
+        if seen.aborted or (seen.done and not self.finished):
+            self.error = {"type": "abort"}
+            return b""
         if seen.token:
             self.first_token = True
             self.events += 1
@@ -125,9 +128,6 @@ class StreamedAnswer:
         if seen.finished:
             self.finished = True
         if seen.done:
-            if not self.finished:
-                self.error = ABORTED
-                return b""
             self.done = True
         if not self.committed:
             self._held.append(event)

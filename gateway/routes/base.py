@@ -24,11 +24,10 @@ class Seen(NamedTuple):
     finished: bool = False  # why the answer ends; only bookkeeping follows
     done: bool = False  # nothing follows; without a reason before it, the engine gave the answer up
     usage_only: bool = False  # it has no place for an answer at all
+    aborted: bool = False  # the engine gave the answer up, though it ends as if it were whole
 
 
 NOTHING = Seen()
-# What an event says that ends an answer as if it were whole, when the engine gave it up.
-ABORTED: dict[str, Any] = {"type": "abort"}
 
 
 class Assembly(Protocol):

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gateway.accounting import Usage, usage_from
-from gateway.routes.base import ABORTED, COMMENT, NOTHING, Route, Seen
+from gateway.routes.base import COMMENT, NOTHING, Route, Seen
 from gateway.sse import event_of
 
 DONE = b"data: [DONE]\n\n"
@@ -17,6 +17,11 @@ TOKEN = Seen(token=True)
 FINISHED = Seen(finished=True)
 TOKEN_AND_FINISHED = Seen(token=True, finished=True)
 USAGE_ONLY = Seen(usage_only=True)
+ABORTED = Seen(aborted=True)
+
+# vLLM that is told to end answers all its requests so, under 200 and with `[DONE]`: 197 tokens of 1,900 were
+# one such answer.
+ABORT = "abort"
 
 
 class Choices(Route):
@@ -40,7 +45,7 @@ class Choices(Route):
 
     def is_answer(self, document: dict[str, Any]) -> bool:
         """An answer has choices, and the engine did not give it up."""
-        return isinstance(document.get("choices"), list) and not _is_aborted(document)
+        return isinstance(document.get("choices"), list) and self.seen(document) is not ABORTED
 
     def usage(self, chunk: Mapping[str, object]) -> Usage | None:
         """`usage`, else llama.cpp's `timings`."""
@@ -51,15 +56,16 @@ class Choices(Route):
         choices = _choices(chunk)
         if not choices:
             return USAGE_ONLY
-        finished = any(choice.get("finish_reason") is not None for choice in choices)
+        reasons = [choice.get("finish_reason") for choice in choices]
+        if ABORT in reasons:
+            return ABORTED
+        finished = any(reason is not None for reason in reasons)
         if any(map(_has_token, choices)):
             return TOKEN_AND_FINISHED if finished else TOKEN
         return FINISHED if finished else NOTHING
 
     def failure(self, chunk: dict[str, Any]) -> dict[str, Any] | None:
-        """Also an object that is an error as a whole; and an answer that was given up."""
-        if _is_aborted(chunk):
-            return ABORTED
+        """Also an object that is an error as a whole."""
         if chunk.get("error"):
             return super().failure(chunk)
         whole = chunk.get("object") == "error" or ("detail" in chunk and "choices" not in chunk)
@@ -96,12 +102,6 @@ class Choices(Route):
 def _choices(chunk: Mapping[str, object]) -> list[dict[str, Any]]:
     choices = chunk.get("choices")
     return [choice for choice in choices if isinstance(choice, dict)] if isinstance(choices, list) else []
-
-
-def _is_aborted(chunk: Mapping[str, object]) -> bool:
-    """vLLM that is told to end answers all its requests so, under 200 and with `[DONE]`: 197 tokens of 1,900
-    were one such answer."""
-    return any(choice.get("finish_reason") == "abort" for choice in _choices(chunk))
 
 
 def _has_token(choice: dict[str, Any]) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 from gateway.accounting import TokenSource, Usage, count_of, table_of, usage_from
 from gateway.engines.base import RESPONSES
 from gateway.json_spans import Span
-from gateway.routes.base import ABORTED, NOTHING, Route, Seen
+from gateway.routes.base import NOTHING, Route, Seen
 from gateway.routes.prompt import Part, blocks, message, piece
 from gateway.sse import named_event
 
@@ -18,7 +18,7 @@ GIVEN_UP = ("failed", "cancelled")  # vLLM completes with the latter what it bre
 FAILED = "response.failed"
 CALLS = ("function_call", "custom_tool_call")
 
-TOKEN, FINISHED = Seen(token=True), Seen(finished=True)
+TOKEN, FINISHED, ABORTED = Seen(token=True), Seen(finished=True), Seen(aborted=True)
 
 
 class Responses(Route):
@@ -70,18 +70,15 @@ class Responses(Route):
         """Any delta with something in it is a token, and so is the name of a function."""
         kind = chunk.get("type")
         if kind in ENDS:
-            return FINISHED
+            return ABORTED if table_of(chunk, "response").get("status") in GIVEN_UP else FINISHED
         if kind == "response.output_item.added":
             return TOKEN if table_of(chunk, "item").get("type") in CALLS else NOTHING
         return TOKEN if str(kind).endswith(".delta") and chunk.get("delta") else NOTHING
 
     def failure(self, chunk: dict[str, Any]) -> dict[str, Any] | None:
-        """Also `response.failed`, an event that is an error as a whole, and a response that was given up."""
-        kind, response = chunk.get("type"), table_of(chunk, "response")
-        if kind == FAILED:
-            return dict(table_of(response, "error")) or {"type": "failed"}
-        if kind in ENDS and response.get("status") in GIVEN_UP:
-            return ABORTED
+        """Also `response.failed`, and an event that is an error as a whole."""
+        if chunk.get("type") == FAILED:
+            return dict(table_of(table_of(chunk, "response"), "error")) or {"type": "failed"}
         return super().failure(chunk) or (chunk if chunk.get("type") == "error" else None)
 
     def assembly(self) -> ResponseAssembly:
