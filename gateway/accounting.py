@@ -149,6 +149,7 @@ class Record:
     outcome: str | None = None
     error: str | None = None  # its code
     retries: int = 0
+    request_id: str | None = None  # the client's own
 
     def __init__(self, id: str, route: str, arrived: float) -> None:
         self.id = id

@@ -18,9 +18,13 @@ from prometheus_client import CollectorRegistry
 
 from gateway import __version__, errors
 from gateway.accounting import Accounts
+from gateway.admin.events import Events
+from gateway.admin.figures import Reader
+from gateway.admin.history import History
 from gateway.admin.routes import admin_app
 from gateway.api import answer_errors, exposition
 from gateway.auth import AdminGuard, Keys
+from gateway.bookkeeper import Bookkeeper
 from gateway.counting import Counting
 from gateway.dispatcher import Dispatcher
 from gateway.edge import AsgiArrival, Receive, Scope, Send
@@ -61,6 +65,8 @@ class Gateway:
             clock=clock,
         )
         lessons = Lessons(self.admission.backends)
+        history = History(clock)
+        self.bookkeeper = Bookkeeper(settings.accounting, clock)
         self.handler = Handler(
             settings,
             self.keys,
@@ -71,9 +77,15 @@ class Gateway:
             Counting(self.fleet, self.admission),
             self.inflights,
             lessons,
-            Accounts(self.metrics, lessons),
+            Accounts(self.metrics, lessons, self.bookkeeper, history),
             clock,
         )
+        self.events = Events(
+            Reader(
+                self.admission, self.fleet, self.inflights, self.metrics, history, self.why_not_ready, clock
+            )
+        )
+        self.dispatcher.state_changed.append(self.events.state_changed)
         self.stopping = False  # not ready any more, whatever the backends say
         self.api = client_api(self)
         self.admin = admin_app(self, AdminGuard(settings.server.admin_token.get_secret_value()))
@@ -98,7 +110,8 @@ class Gateway:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Probe, tick and sweep inside."""
+        """Probe, tick, sweep and keep books inside."""
+        self.bookkeeper.start()
         self.fleet.start()
         loops = [asyncio.create_task(self.dispatcher.run()), asyncio.create_task(self.inflights.run())]
         try:
@@ -108,6 +121,7 @@ class Gateway:
                 loop.cancel()
             await asyncio.wait(loops)
             await self.fleet.close()
+            await self.bookkeeper.close()
 
     async def drain(self, seconds: float) -> None:
         """No new requests; those that wait or run have this long to finish, then they are ended."""
@@ -116,6 +130,7 @@ class Gateway:
         if not await self.inflights.ended(seconds):
             self.inflights.interrupt(errors.ShuttingDown)
             await self.inflights.ended(5.0)
+        self.events.close()
 
     def _may_beat(self, live: Inflight, now: float) -> bool:
         """Whether a queued request's head may go out: not while a 503 may still have to be its status."""

@@ -158,4 +158,5 @@ class Fleet:
         else:
             member.drained.clear()
         level = logging.WARNING if change.state in (State.DOWN, State.EJECTED) else logging.INFO
-        log.log(level, "%s is %s%s", change.backend, change.state, f": {change.why}" if change.why else "")
+        told = {"backend": change.backend, "state": change.state.value, "reason": change.why}
+        log.log(level, "%(backend)s is %(state)s" + (": %(reason)s" if change.why else ""), told)

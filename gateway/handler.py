@@ -79,7 +79,8 @@ class Handler:
             headers = edge.headers_of(arrival.fields)
             theirs = headers.get(b"x-request-id")
             if theirs and REQUEST_ID.fullmatch(theirs):
-                client.request_id = theirs.decode()  # only echoed: two requests may carry the same one
+                # Only echoed and noted: two requests may carry the same one.
+                client.request_id = record.request_id = theirs.decode()
             key = self._keys.identify(arrival.fields)
             body = await arrival.body(self._settings.server.body_bytes_max)
             read = self._clock()

@@ -10,9 +10,11 @@ import json
 import logging
 import sys
 import time
+from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import TextIO
+from typing import Protocol, TextIO
 
+LINES = "lines"  # the name in `extra` of what makes one record as many lines: a sequence of `Line`
 LINE_BYTES_MAX = 8191  # 8 KiB with its end
 ELLIPSIS = "..."
 
@@ -21,6 +23,24 @@ OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskN
 
 # They tell of every probe and every start of a listener, which is not news.
 QUIET = ("uvicorn", "httpx", "httpcore")
+
+
+class Line(Protocol):
+    """One of many lines that a thread hands over at once: the steps for a single record cost more than
+    all the rest."""
+
+    @property
+    def ended(self) -> float:
+        """When it happened, in seconds since 1970."""
+        ...
+
+    def fields(self) -> dict[str, object]:
+        """What it tells machines."""
+        ...
+
+    def sentence(self) -> str:
+        """What it tells people."""
+        ...
 
 
 def setup(level: str, stream: TextIO | None = None) -> None:
@@ -39,14 +59,18 @@ class JsonFormatter(logging.Formatter):
     that no byte of it is anything but a character of JSON."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record as a line of at most `LINE_BYTES_MAX` bytes."""
+        """The record as a line of at most `LINE_BYTES_MAX` bytes, or as several such lines."""
+        if lines := vars(record).get(LINES):
+            common = {"level": record.levelname.lower(), "logger": record.name, "message": "request ended"}
+            return "\n".join(_short({"time": _time(one.ended)} | common | one.fields()) for one in lines)
         fields: dict[str, object] = {
-            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "time": _time(record.created),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
         }
-        fields |= {name: value for name, value in extra(record).items() if name not in fields}
+        told = dict(record.args) if isinstance(record.args, Mapping) else {}  # what stands in the message
+        fields |= {name: value for name, value in (told | extra(record)).items() if name not in fields}
         if record.exc_info:
             fields["exception"] = self.formatException(record.exc_info)
         return _line(fields)
@@ -57,7 +81,9 @@ class PeopleFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """The record as a line; of one with an exception, as some."""
-        when = time.strftime("%H:%M:%S", time.localtime(record.created))
+        if ended := vars(record).get(LINES):
+            return "\n".join(printable(f"{_time_of_day(one.ended)} {one.sentence()}") for one in ended)
+        when = _time_of_day(record.created)
         level = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
         fields = "".join(f" {name}={value}" for name, value in extra(record).items())
         lines = [f"{when} {level}{record.getMessage()}{fields}"]
@@ -80,6 +106,20 @@ def printable(text: str) -> str:
 def extra(record: logging.LogRecord) -> dict[str, object]:
     """What was logged beside the message, by name."""
     return {name: value for name, value in vars(record).items() if name not in OWN}
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
+
+
+def _time_of_day(seconds: float) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(seconds))
+
+
+def _short(fields: dict[str, object]) -> str:
+    """The fields as JSON, which is hardly ever too long."""
+    line = _json(fields)
+    return line if len(line) <= LINE_BYTES_MAX else _line(fields)
 
 
 def _line(fields: dict[str, object]) -> str:

@@ -38,7 +38,6 @@ class Later:
     that were ignored would promise what does not happen (a `[redis]` url multiplies slots)."""
 
     part: str
-    accepts: tuple[object, ...] = ()  # beside the default
 
 
 def _url(text: str) -> str:
@@ -108,7 +107,7 @@ class Section(BaseModel):
     def _not_yet(cls, value: object, info: ValidationInfo) -> object:
         option = cls.model_fields[info.field_name or ""]
         later = _later(option)
-        if later and value not in (option.default, *later.accepts):
+        if later and value != option.default:
             raise ValueError(f"this version has no {later.part} yet; remove it")
         return value
 
@@ -248,14 +247,16 @@ class PrefixSettings(Section):
 
 
 class AccountingSettings(Section):
-    """The journal of requests."""
+    """The journal of requests: figures and names, never prompt text."""
 
-    journal: Annotated[str, Later("journal", accepts=("",))] = Field(
-        default="slotgate.db", description="its file"
+    journal: Annotated[str, Field(pattern=r"^[^\x00]*$")] = Field(
+        default="slotgate.db", description='its file, one row per request; "": none is kept'
     )
-    journal_days: Annotated[Count, Later("journal")] = Field(default=30, description="age at which rows go")
-    journal_bytes_max: Annotated[Count, Later("journal")] = Field(
-        default=1_073_741_824, description="its size"
+    journal_days: Annotated[int, Field(strict=True, ge=1, le=36_500)] = Field(
+        default=30, description="age at which rows go"
+    )
+    journal_bytes_max: Annotated[int, Field(strict=True, ge=16_777_216, le=2**53)] = Field(
+        default=1_073_741_824, description="its size, beyond which the oldest rows go"
     )
 
 

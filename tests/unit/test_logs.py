@@ -102,6 +102,15 @@ def test_short_texts_come_through_whole() -> None:
         }
 
 
+def test_what_stands_in_the_message_is_a_field_too() -> None:
+    """Machines need not parse a sentence such as that of a backend's state; people get it once."""
+    record = a_record("%(backend)s is %(state)s", {"backend": "b0", "state": "ready", "level": "x"})
+    value = json.loads(JsonFormatter().format(record))
+    assert (value["message"], value["backend"], value["state"]) == ("b0 is ready", "b0", "ready")
+    assert value["level"] == "info"
+    assert PeopleFormatter().format(record)[8:] == " b0 is ready"
+
+
 def test_a_field_does_not_stand_in_for_a_fixed_one() -> None:
     """A field named `level` cannot make an error look like less."""
     value = json.loads(JsonFormatter().format(a_record("it", level="debug", time="never")))

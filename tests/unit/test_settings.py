@@ -139,7 +139,9 @@ BROKEN = [
     (f'{ALIAS}fallbacks = ["agent"]', "models.agent.fallbacks[0]", "is an alias itself"),
     ('[prefix]\nstabilise = "all"', "prefix.stabilise", "has no prompt stabilising yet; remove it"),
     ("[prefix.agents.a]\nx = 1", "prefix.agents", "has no prompt stabilising yet; remove it"),
-    ('[accounting]\njournal = "other.db"', "accounting.journal", "has no journal yet; remove it"),
+    ('[accounting]\njournal = "a\\u0000b"', "accounting.journal", "must match"),
+    ("[accounting]\njournal_days = 0", "accounting.journal_days", "must be greater than or equal to 1"),
+    ("[accounting]\njournal_bytes_max = 1000", "accounting.journal_bytes_max", "must be greater than"),
     ('[redis]\nurl = "redis://:hush@h"', "redis.url", "this version has no shared slots yet; remove it"),
 ]
 
@@ -350,7 +352,7 @@ def test_options_of_later_parts_are_accepted_at_their_default(write: Write) -> N
     write(
         "[server]\nallowed_backends = []\n[routing]\nhold_seconds_max = 60\n"
         '[prefix]\nstabilise = "off"\npatterns = []\n'
-        '[accounting]\njournal = ""\njournal_days = 30\njournal_bytes_max = 1073741824\n'
+        '[accounting]\njournal = "slotgate.db"\njournal_days = 30\njournal_bytes_max = 1073741824\n'
         f'[redis]\nurl = ""\npool = "default"\nlease_seconds = 15\n{KEY}concurrency_max = 0\nmodels = ["m"]\n'
         f"{BACKEND}kv_tokens = 0\nbackup = false\nmax_tokens_default = 16384\n"
         "timeouts = { connect_seconds = 5, first_token_seconds = 900, idle_seconds = 120 }\n"
@@ -358,9 +360,8 @@ def test_options_of_later_parts_are_accepted_at_their_default(write: Write) -> N
     )
     settings = load(None, {})
     assert settings.backends[0].timeouts.first_token_seconds == 900
-    assert load(None, {"SLOTGATE_ACCOUNTING__JOURNAL": "slotgate.db"}) == settings.model_copy(
-        update={"accounting": Settings().accounting}
-    )
+    assert settings.accounting == Settings().accounting
+    assert load(None, {"SLOTGATE_ACCOUNTING__JOURNAL": ""}).accounting.journal == ""
 
 
 def test_settings_do_not_change(write: Write) -> None:
