@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway import errors
@@ -14,11 +16,15 @@ BODY_BYTES_MAX = 65_536
 
 class Door:
     """Who may not come in hears nothing else, not even which paths exist: it stands before the router,
-    so that no route can be left open by forgetting to close it."""
+    so that no route can be left open by forgetting to close it.
 
-    def __init__(self, app: ASGIApp, guard: AdminGuard) -> None:
+    `pages`: what hangs outside, for everybody to read, by path.
+    """
+
+    def __init__(self, app: ASGIApp, guard: AdminGuard, pages: Mapping[str, ASGIApp]) -> None:
         self._app = app
         self._guard = guard
+        self._pages = pages
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -26,6 +32,9 @@ class Door:
             return
         try:
             headers_of(scope["headers"])
+            if scope["method"] in ("GET", "HEAD") and scope["path"] in self._pages:
+                await self._pages[scope["path"]](scope, receive, send)
+                return
             self._guard.check(scope["headers"])
             body = await AsgiArrival(scope, receive, send).body(BODY_BYTES_MAX)
         except errors.ClientGone:

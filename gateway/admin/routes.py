@@ -9,6 +9,8 @@ from fastapi.responses import Response
 
 from gateway import __version__, errors
 from gateway.admin.door import Door
+from gateway.admin.events import EventStream
+from gateway.admin.page import pages
 from gateway.admin.views import (
     BackendView,
     DrainRequest,
@@ -35,7 +37,7 @@ def admin_app(gateway: Gateway, guard: AdminGuard) -> FastAPI:
     app = FastAPI(
         title="slotgate admin", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False
     )
-    app.add_middleware(Door, guard=guard)
+    app.add_middleware(Door, guard=guard, pages=pages())
     answer_errors(app)
 
     def existing(name: str) -> Backend:
@@ -101,6 +103,11 @@ def admin_app(gateway: Gateway, guard: AdminGuard) -> FastAPI:
         was = request_view(live, clock())
         live.interrupt(errors.Ended())
         return was
+
+    @app.get("/admin/events", response_class=Response)
+    async def events() -> Response:
+        """Server-sent events: changes of states, figures each second, the lines of the last ten minutes."""
+        return EventStream(gateway.events)
 
     @app.get("/metrics", response_class=Response)
     async def metrics() -> Response:

@@ -1,0 +1,133 @@
+// The live page: what the gateway tells each second, and the two things an operator does here.
+
+import { Agents } from "./agents.js";
+import { Backends } from "./backends.js";
+import { Chart, Steps } from "./charts.js";
+import { attribute, byId, element, text } from "./elements.js";
+import { Queue } from "./queue.js";
+import { ask, forgetToken, hasToken, keepToken, listen } from "./stream.js";
+import { age, clock, count, duration, rate } from "./words.js";
+
+const CHANGES_MAX = 20;
+const COLOURS = 8; // of lines; more backends take them in turn
+
+const backends = new Backends(byId("backends"), steer);
+const queue = new Queue();
+const agents = new Agents();
+const steps = new Steps();
+const ttftChart = new Chart(byId("ttft-chart"), duration);
+const rateChart = new Chart(byId("rate-chart"), rate);
+let names = []; // of the backends, as configured
+let lostAt = null;
+
+listen({
+  heard: (name, data) => ({ figures, lines, state })[name]?.(data),
+  connected() {
+    lostAt = null;
+    byId("page").hidden = false;
+    connection("live", "live");
+  },
+  lost(why) {
+    lostAt ??= { at: Date.now(), why };
+    lostAt.why = why;
+    tellLost();
+  },
+  refused: token,
+});
+setInterval(() => lostAt && tellLost(), 1000);
+
+// -- what the gateway tells --------------------------------------------------------------------------
+
+function figures(now) {
+  names = now.backends.map((one) => one.backend.name);
+  text(byId("gateway"), now.ready ? "" : now.reason);
+  byId("no-backends").hidden = names.length > 0;
+  backends.show(now.backends);
+  queue.show(now);
+  tiles(now);
+}
+
+function lines(told) {
+  steps.take(told);
+  agents.show(told.agents);
+  ttftChart.show([
+    { name: "median", className: "c0", values: steps.values((step) => step.ttft_p50) },
+    { name: "95th percentile", className: "c1", values: steps.values((step) => step.ttft_p95) },
+  ], steps);
+  const speed = (name) => (step) => step.tokens_per_second[name] ?? 0;
+  rateChart.show(names.map((name, place) => (
+    { name, className: `c${place % COLOURS}`, values: steps.values(speed(name)) }
+  )), steps);
+  const { ttft_p50: median, ttft_p95: slow } = told;
+  text(byId("now-ttft"), median === null ? "–" : duration(median));
+  text(byId("now-ttft-note"), slow === null ? "no stream has begun" : `95 % within ${duration(slow)}`);
+}
+
+function state({ at, backend, state: become, reason }) {
+  const words = element("span", "change", element("b", "", backend), " ", become, reason ? `: ${reason}` : "");
+  byId("changes").prepend(element("li", "", element("time", "", clock(at)), words));
+  while (byId("changes").children.length > CHANGES_MAX) byId("changes").lastElementChild.remove();
+  byId("no-changes").hidden = true;
+}
+
+function tiles(now) {
+  const slots = now.backends.map((one) => one.backend.slots);
+  const sum = (name) => slots.reduce((total, one) => total + one[name], 0);
+  const [leaving, foreign] = [sum("leaving"), sum("foreign")];
+  text(byId("now-slots"), `${count(sum("in_use"))} of ${count(sum("total"))}`);
+  const notes = [leaving ? `${leaving} leaving` : "", foreign ? `${foreign} of others` : ""].filter(Boolean);
+  text(byId("now-slots-note"), notes.join(", ") || `${count(sum("free"))} free`);
+  const waiting = Object.entries(now.waiting).filter(([, number]) => number);
+  text(byId("now-waiting"), count(waiting.reduce((total, [, number]) => total + number, 0)));
+  const classes = waiting.map(([name, number]) => `${number} ${name}`).join(", ");
+  text(byId("now-waiting-note"), waiting.length ? `${classes}; ${age(now.oldest_seconds)} at most` : "nobody");
+  text(byId("now-rate"), `${rate(now.backends.reduce((total, one) => total + one.tokens_per_second, 0))} tok/s`);
+  const ready = now.backends.filter((one) => one.backend.state === "ready").length;
+  text(byId("now-rate-note"), `${ready} of ${names.length} backends ready`);
+  document.title = waiting.length ? `${byId("now-waiting").textContent} waiting · slotgate` : "slotgate";
+}
+
+// -- the connection -----------------------------------------------------------------------------------
+
+function connection(state, words) {
+  attribute(byId("connection"), "data-state", state);
+  text(byId("connection"), words);
+  attribute(document.body, "data-stale", state === "lost" ? "" : null);
+}
+
+function tellLost() {
+  connection("lost", `connection lost ${age((Date.now() - lostAt.at) / 1000)} ago: ${lostAt.why}; trying again`);
+}
+
+/** Ask for the operator's token; done when one was given. */
+function token() {
+  const [door, field] = [byId("door"), byId("token")];
+  text(byId("door-fault"), hasToken() ? "This is not the token." : "");
+  forgetToken();
+  door.hidden = false;
+  byId("page").hidden = true;
+  connection("closed", "token needed");
+  field.value = "";
+  field.focus();
+  return new Promise((given) => {
+    door.onsubmit = (event) => {
+      event.preventDefault();
+      keepToken(field.value);
+      door.hidden = true;
+      given();
+    };
+  });
+}
+
+// -- what an operator does ------------------------------------------------------------------------------
+
+async function steer(name, does) {
+  let fault = "";
+  try {
+    const response = await ask(`admin/backends/${encodeURIComponent(name)}/${does}`, { method: "POST" });
+    if (!response.ok) fault = (await response.json()).error.message;
+  } catch {
+    fault = "the gateway did not answer.";
+  }
+  text(byId("fault"), fault && `${name} could not be ${does === "drain" ? "drained" : "resumed"}: ${fault}`);
+}
