@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, SummaryMetricFamily
 
 # Prefill takes minutes and waits longer: buckets that end at 10 s made every slow p99 read 10 s.
 SECONDS = (0.1, 0.25, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 900, 1200)
@@ -27,6 +27,14 @@ class Family:
     def gauge(self) -> GaugeMetricFamily:
         """Without a series yet, for what is read at the scrape."""
         return GaugeMetricFamily(self.name, self.help, labels=self.labels)
+
+    def counter(self) -> CounterMetricFamily:
+        """The same, of what only grows."""
+        return CounterMetricFamily(self.name, self.help, labels=self.labels)
+
+    def summary(self) -> SummaryMetricFamily:
+        """The same, of sums with their counts."""
+        return SummaryMetricFamily(self.name, self.help, labels=self.labels)
 
 
 MODEL_BACKEND = ("model", "backend")
@@ -75,6 +83,16 @@ TTFT_ERROR = Family(
     ("backend",),
     "How far predicted times from dispatch to first token were off of late, as a share of the true ones.",
 )
+PREFILL_SECONDS = Family(
+    "slotgate_prefill_seconds",
+    ("backend", "kind"),
+    "From when the engine came to a prompt to its first token: as predicted, and as observed.",
+)
+LEARNT_RATE = Family(
+    "slotgate_learnt_tokens_per_second",
+    ("backend", "phase"),
+    "What the backend is taken to do: prefill of a long prompt; decode of one stream among those of now.",
+)
 GATE_WAITS = Family(
     "slotgate_prefill_gate_waits_total", ("backend",), "Long prompts held back while another one prefills."
 )
@@ -85,6 +103,9 @@ OVERHEAD = Family(
     ("stage",),
     "Time the gateway itself took; prepare: from a whole body to a known call.",
     OVERHEAD_SECONDS,
+)
+SHARED_STATE = Family(
+    "slotgate_shared_state", ("state",), "1 for where slots are counted; local: by this gateway alone."
 )
 CONFIG_INVALID = Family("slotgate_config_invalid", (), "1 while the file on disk is refused.")
 BUILD_INFO = Family("slotgate_build_info", ("version",), "Always 1.")
@@ -99,6 +120,7 @@ FED = (
     TOKENS,
     RETRIES,
     OVERHEAD,
+    SHARED_STATE,
     CONFIG_INVALID,
     BUILD_INFO,
 )
@@ -108,6 +130,8 @@ READ_AT_SCRAPE = (
     BACKEND_STATE,
     CONTEXT,
     TTFT_ERROR,
+    PREFILL_SECONDS,
+    LEARNT_RATE,
     GATE_WAITS,
     EJECTIONS,
     OUTPUT_RATE,

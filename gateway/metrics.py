@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from gateway.accounting import Record
@@ -24,12 +24,15 @@ from gateway.families import (
     EJECTIONS,
     FED,
     GATE_WAITS,
+    LEARNT_RATE,
     OVERHEAD,
+    PREFILL_SECONDS,
     QUEUE_LENGTH,
     QUEUE_WAIT,
     REQUEST_SECONDS,
     REQUESTS,
     RETRIES,
+    SHARED_STATE,
     SLOTS,
     TOKENS,
     TPOT,
@@ -39,8 +42,9 @@ from gateway.families import (
 )
 from gateway.recent import Recent
 from policies.admission import Admission
-from policies.types import Priority, State
+from policies.types import Backend, Priority, State
 
+SHARED_STATES = ("local", "shared", "degraded")  # this version has no ledger but its own
 MODELS_MAX = 200  # labels; an engine that renames its model at each probe fills no disk
 
 
@@ -66,6 +70,8 @@ class Metrics:
         self._children: dict[tuple[str, ...], Any] = {}
         self._metrics = {family.name: _metric(family, registry) for family in FED}
         self._child(BUILD_INFO, version).set(1)
+        for state in SHARED_STATES:
+            self._child(SHARED_STATE, state).set(state == "local")
         self._recent = Recent(running, accepted, clock)
         self._admitted = Admitted(admission)
 
@@ -181,7 +187,7 @@ class Admitted:
     def collect(self) -> Iterator[Metric]:
         """Slots, queue, states, gate waits and ejections of now."""
         slots, states, contexts = SLOTS.gauge(), BACKEND_STATE.gauge(), CONTEXT.gauge()
-        errors = TTFT_ERROR.gauge()
+        errors, prefills, rates = TTFT_ERROR.gauge(), PREFILL_SECONDS.summary(), LEARNT_RATE.gauge()
         for name, backend in self._admission.backends.items():
             slots.add_metric((name, "total"), backend.slots)
             slots.add_metric((name, "in_use"), backend.in_use)
@@ -191,15 +197,27 @@ class Admitted:
                 states.add_metric((name, state.value), state is backend.state)
             if backend.context_tokens is not None:
                 contexts.add_metric((name,), backend.context_tokens)
-            if (off := backend.calibration.error_ratio) is not None:
+            learnt = backend.calibration
+            if (off := learnt.error_ratio) is not None:
                 errors.add_metric((name,), off)
+            prefills.add_metric((name, "predicted"), learnt.predictions, learnt.predicted_seconds)
+            prefills.add_metric((name, "observed"), learnt.predictions, learnt.observed_seconds)
+            rates.add_metric((name, "prefill"), backend.service.prefill_tokens_per_second)
+            if seconds := backend.service.token_seconds(*_batch(backend)):
+                rates.add_metric((name, "decode"), 1 / seconds)
         waiting, lengths = QUEUE_LENGTH.gauge(), self._admission.queue.lengths()
         for priority in Priority:
             waiting.add_metric((priority.label,), lengths[priority])
-        gate_waits = CounterMetricFamily(GATE_WAITS.name, GATE_WAITS.help, labels=GATE_WAITS.labels)
+        gate_waits, ejections = GATE_WAITS.counter(), EJECTIONS.counter()
         for name, count in self._admission.gate_waits.items():
             gate_waits.add_metric((name,), count)
-        ejections = CounterMetricFamily(EJECTIONS.name, EJECTIONS.help, labels=EJECTIONS.labels)
         for name_and_reason, count in self._admission.ejections.items():
             ejections.add_metric(name_and_reason, count)
-        yield from (slots, states, contexts, errors, waiting, gate_waits, ejections)
+        yield from (slots, states, contexts, errors, prefills, rates, waiting, gate_waits, ejections)
+
+
+def _batch(backend: Backend) -> tuple[int, float]:
+    """Sequences that decode there now, at least one, and the tokens that each of ours holds."""
+    leases = len(backend.leases)
+    decoding = leases + backend.foreign - len(backend.prefilling)
+    return max(1, decoding), backend.held_tokens / leases if leases else 0.0

@@ -30,6 +30,8 @@ class Calibration:
         self.model = prior
         # Of predicted times to first token, as a share of the true ones; None: nothing was predicted yet.
         self.error_ratio: float | None = None
+        self.predictions = 0  # and the sums of what was predicted and of what came, for means over any time
+        self.predicted_seconds = self.observed_seconds = 0.0
         rate, step = 1 / prior.prefill_tokens_per_second, prior.decode_base_seconds
         head_rate = prior.prefill_head_tokens_per_second or prior.prefill_tokens_per_second
         self._prefill = Fit(
@@ -126,6 +128,9 @@ class Calibration:
 
     def predicted(self, predicted_seconds: float, seconds: float) -> None:
         """What was predicted at dispatch, and what came: the health of all that is learnt."""
+        self.predictions += 1
+        self.predicted_seconds += predicted_seconds
+        self.observed_seconds += seconds
         off = abs(predicted_seconds - seconds) / max(seconds, 1e-3)
         known = self.error_ratio
         self.error_ratio = off if known is None else known + ERROR_WEIGHT * (min(off, 10.0) - known)

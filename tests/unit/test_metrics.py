@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 import random
+import threading
 import timeit
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.accounting import Record, TokenSource
+from gateway.api import exposition
 from gateway.families import SECONDS, table
 from gateway.metrics import MODELS_MAX, Metrics
 from policies.admission import Admission
@@ -20,6 +22,7 @@ from policies.service_model import ServiceModel
 from policies.types import Backend, Call, Limits, Priority, State
 
 Labels = dict[str, str]
+KINDS = ("predicted", "observed")
 
 
 def fleet(models: Iterable[str] = ("m",)) -> Admission:
@@ -115,6 +118,55 @@ def test_the_error_of_predictions_is_told_once_there_is_one() -> None:
     assert value(metrics, "predicted_ttft_error_ratio", backend="spark") is None
     admission.backends["spark"].calibration.predicted(3.0, 2.0)
     assert value(metrics, "predicted_ttft_error_ratio", backend="spark") == 0.5
+
+
+def test_predictions_stand_beside_what_came() -> None:
+    """As sums with their count, so that means over any time can be compared."""
+    admission = fleet()
+    metrics = meter(admission)
+    assert value(metrics, "prefill_seconds_count", backend="spark", kind="observed") == 0
+    admission.backends["spark"].calibration.predicted(3.0, 2.0)
+    admission.backends["spark"].calibration.predicted(4.0, 4.5)
+    sums = {kind: value(metrics, "prefill_seconds_sum", backend="spark", kind=kind) for kind in KINDS}
+    assert sums == {"predicted": 7.0, "observed": 6.5}
+    assert {value(metrics, "prefill_seconds_count", backend="spark", kind=kind) for kind in KINDS} == {2}
+
+
+def test_learnt_rates_are_those_of_the_batch_of_now() -> None:
+    """A stream is slower among others, those of other clients of the engine included."""
+    admission = fleet()
+    metrics = meter(admission)
+    service = admission.backends["spark"].service
+    assert value(metrics, "learnt_tokens_per_second", backend="spark", phase="prefill") == 1000.0
+    alone = value(metrics, "learnt_tokens_per_second", backend="spark", phase="decode")
+    assert alone == 1 / service.token_seconds(1)
+    admission.observe("spark", foreign=3, now=1.0)
+    among = value(metrics, "learnt_tokens_per_second", backend="spark", phase="decode")
+    assert among == 1 / service.token_seconds(3)
+
+
+def test_slots_are_counted_by_this_gateway_alone() -> None:
+    """Dashboards can tell one gateway from several that share."""
+    metrics = meter()
+    states = {state: value(metrics, "shared_state", state=state) for state in ("local", "shared", "degraded")}
+    assert states == {"local": 1, "shared": 0, "degraded": 0}
+
+
+async def test_the_text_is_made_off_the_event_loop() -> None:
+    """Sixteen backends take some 50 ms of it: streams go on meanwhile."""
+    made: list[int] = []
+
+    class Told(Metrics):
+        def snapshot(self) -> Callable[[], bytes]:
+            assert threading.get_ident() == here
+            text = super().snapshot()
+            return lambda: made.append(threading.get_ident()) or text()
+
+    here = threading.get_ident()
+    answer = await exposition(Told(CollectorRegistry(), fleet(), "0.1.0"))
+    assert b"slotgate_slots" in answer.body
+    assert made
+    assert made[0] != here
 
 
 def test_a_request_is_counted_and_timed() -> None:
