@@ -11,6 +11,7 @@ from gateway import __version__, errors
 from gateway.admin.door import Door
 from gateway.admin.events import EventStream
 from gateway.admin.page import pages
+from gateway.admin.usage import usage
 from gateway.admin.views import (
     BackendView,
     DrainRequest,
@@ -24,6 +25,7 @@ from gateway.admin.views import (
 from gateway.api import answer_errors, exposition
 from gateway.auth import AdminGuard
 from gateway.inflight import Phase
+from gateway.usage import Account, By
 from policies.types import Backend
 
 if TYPE_CHECKING:
@@ -108,6 +110,11 @@ def admin_app(gateway: Gateway, guard: AdminGuard) -> FastAPI:
     async def events() -> Response:
         """Server-sent events: changes of states, figures each second, the lines of the last ten minutes."""
         return EventStream(gateway.events)
+
+    @app.get("/admin/usage")
+    async def used(by: By = By.AGENT, since: str = "") -> list[Account]:
+        """What each agent, model or backend used, by the journal: `since` a time, or so long ago."""
+        return await usage(gateway.settings.accounting.journal, by, since)
 
     @app.get("/metrics", response_class=Response)
     async def metrics() -> Response:

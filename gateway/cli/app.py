@@ -15,13 +15,14 @@ from gateway.cli.resume import resume
 from gateway.cli.serve import serve
 from gateway.cli.simulate import simulate
 from gateway.cli.status import status
+from gateway.cli.usage import usage
 
 # Plain help starts faster than rich's, and is as plain in a pipe. Each command imports what it needs
 # when it runs: the gateway takes half a second.
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
 )
-for command in (serve, check, status, drain, resume, simulate):
+for command in (serve, check, status, drain, resume, usage, simulate):
     app.command()(command)
 
 

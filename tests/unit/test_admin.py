@@ -379,6 +379,7 @@ async def test_the_schema_describes_every_answer(operator: httpx.AsyncClient) ->
         "/admin/queue",
         "/admin/requests",
         "/admin/requests/{id}",
+        "/admin/usage",
         "/metrics",
     }
     assert "class" in schema["components"]["schemas"]["WaitingView"]["properties"]
