@@ -354,6 +354,17 @@ async def test_a_client_that_leaves_while_tokens_are_counted_is_not_waited_for(s
     await quiet(stage.gateway)
 
 
+@pytest.mark.long
+async def test_a_count_that_does_not_come_is_given_up(stage: Stage) -> None:
+    """After half a minute, in the route's form; nothing of it is left."""
+    await stage.engines["vllm"].script(path=COUNT_TOKENS, cut="stall")
+    async with await RawClient.connect(stage.gateway.url, seconds=60.0) as client:
+        await client.post(COUNT_TOKENS, body(COUNT_TOKENS, "stalls", "vllm"))
+        head, answer = await client.head(), await client.body()
+        anthropic(Reply(head, answer, client.ended), 504, "total_timeout")
+    await quiet(stage.gateway)
+
+
 async def test_an_engine_that_fails_to_count_is_not_blamed(stage: Stage) -> None:
     """A broken connection is answered, in the route's form, and costs the backend nothing."""
     await stage.engines["ds4"].reset()
