@@ -41,7 +41,7 @@ class Memory:
 class Room:
     """What one context window gives."""
 
-    context_tokens: int | None  # of one request; None: it was not said
+    context_tokens: int  # of one request
     slots: int
     sequences: float | None = None  # of full length that memory holds at a time, if slots are not just these
     estimate: bool = False  # a law was stretched to get here; else it is the engine's own arithmetic
@@ -90,8 +90,8 @@ class Split:
     tokens: int
 
     def room(self, context_tokens: int) -> Room:
-        """As many slots as hold this window."""
-        return Room(context_tokens, max(1, self.tokens // context_tokens))
+        """As many slots as hold this window; each has its part of the whole, which may be more."""
+        return self.among(max(1, self.tokens // context_tokens))
 
     def among(self, slots: int) -> Room:
         """The window that so many slots leave to each."""

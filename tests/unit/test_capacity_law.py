@@ -41,7 +41,8 @@ def test_a_split_context_is_divided() -> None:
     split = Split(524_288)
     assert split.among(4) == Room(131_072, 4)
     assert split.room(131_072) == Room(131_072, 4)
-    assert split.room(2**20) == Room(2**20, 1)
+    assert split.room(100_000) == Room(104_857, 5)
+    assert split.room(2**20) == Room(524_288, 1)
 
 
 def test_a_pool_holds_parts_of_windows() -> None:
