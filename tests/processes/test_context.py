@@ -131,3 +131,18 @@ async def test_a_limit_lowered_by_an_estimate_is_lowered_again_by_the_engines_co
         assert answer.events[-1].done
         assert (await one.state())["outcomes"]["refused"] == 1
         assert await metric(front, "slotgate_retries_total", reason="no_room") == 1
+
+
+async def test_an_engine_that_has_no_room_in_any_case_is_asked_twice() -> None:
+    """The second refusal brings no news: the client gets it as it is."""
+    message = (
+        f"Requested token count exceeds the model's maximum context length of {LARGE} tokens. You requested a "
+        "total of 71536 tokens: 6000 tokens from the input messages and 65536 tokens for the completion."
+    )
+    refused = json.dumps({"object": "error", "message": message, "type": "BadRequestError", "code": 400})
+    async with engine("sglang", context_tokens=LARGE) as one, gateway(configured(one)) as front:
+        await becomes(front, "b0", "ready")
+        await one.script(times=None, match="wordword", status=400, body=refused)
+        answer = await ask(front, chat(prompt(6000), max_tokens=65_536))
+        assert (answer.head.status, answer.body) == (400, refused.encode())
+        assert (await one.state())["outcomes"]["scripted"] == 2
