@@ -136,8 +136,8 @@ async def test_a_limit_lowered_by_an_estimate_is_lowered_again_by_the_engines_co
 async def test_an_engine_that_has_no_room_in_any_case_is_asked_twice() -> None:
     """The second refusal brings no news: the client gets it as it is."""
     message = (
-        f"Requested token count exceeds the model's maximum context length of {LARGE} tokens. You requested a "
-        "total of 71536 tokens: 6000 tokens from the input messages and 65536 tokens for the completion."
+        f"Requested token count exceeds the model's maximum context length of {LARGE} tokens. You requested "
+        "a total of 71536 tokens: 6000 tokens from the input messages and 65536 tokens for the completion."
     )
     refused = json.dumps({"object": "error", "message": message, "type": "BadRequestError", "code": 400})
     async with engine("sglang", context_tokens=LARGE) as one, gateway(configured(one)) as front:
