@@ -87,7 +87,8 @@ class Lines(BaseModel):
 
     at: float
     step_seconds: int
-    steps: list[Point]
+    began: int = Field(description="number of the step in which the gateway started")
+    steps: list[Point] = Field(description="those in which something happened")
     ttft_p50: float | None = Field(description="of the last minute")
     ttft_p95: float | None
     agents: list[AgentTokens]
@@ -141,6 +142,7 @@ class Reader:
         return Lines(
             at=round(time.time(), 1),
             step_seconds=STEP_SECONDS,
+            began=self._history.began,
             steps=[_point(number, step) for number, step in steps.items()],
             ttft_p50=percentile(minute, 0.5),
             ttft_p95=percentile(minute, 0.95),

@@ -89,6 +89,7 @@ class History:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._offset = time.time() - clock()  # records are on the monotonic clock
         self._steps: dict[int, Step] = {}
+        self.began = self.number(clock())
 
     def observe(self, record: Record) -> None:
         """A request ended."""

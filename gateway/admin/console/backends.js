@@ -23,7 +23,9 @@ class Row {
     this.state = element("span", "state");
     this.reason = element("span", "reason");
     this.facts = element("p", "facts");
-    this.rate = element("p", "rate");
+    this.key = element("span");
+    this.speed = element("span");
+    this.rate = element("p", "rate", this.key, this.speed);
     this.button = element("button", "steer");
     this.button.type = "button";
     this.button.addEventListener("click", () => steer(this.name.textContent, this.button.dataset.does));
@@ -34,13 +36,14 @@ class Row {
     this.node = element("li", "backend", element("div", "head", words, this.rate, this.button), this.slots);
   }
 
-  show({ backend, holders, tokens_per_second: speed }) {
+  show({ backend, holders, tokens_per_second: speed, colour }) {
     text(this.name, backend.name);
     text(this.state, backend.state);
     attribute(this.state, "data-state", backend.state);
     text(this.reason, backend.reason || (backend.state === "down" ? backend.last_error : ""));
     text(this.facts, facts(backend));
-    text(this.rate, speed ? `${rate(speed)} tok/s` : "");
+    attribute(this.key, "class", `key ${colour}`);
+    text(this.speed, `${rate(speed)} tok/s`);
     const held = backend.state === "draining" || backend.state === "drained";
     this.button.dataset.does = held ? "resume" : "drain";
     text(this.button, held ? "Resume" : "Drain");
@@ -121,7 +124,7 @@ function doing(cell) {
     return `reads ${prompt} · ${late ? "late" : `${Math.round(progress(cell) * 100)} %`}`;
   }
   if (cell.tokens_per_second === null) return "writes";
-  return `${rate(cell.tokens_per_second)} tok/s · ${count(cell.tokens)}`;
+  return `${count(cell.tokens)} tok · ${rate(cell.tokens_per_second)}/s`;
 }
 
 function facts({ engine, models, slots, context_tokens: context, prefix, backup }) {

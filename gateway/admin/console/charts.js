@@ -7,6 +7,7 @@ import { clock } from "./words.js";
 const STEPS = 120;
 const HEIGHT = 150;
 const WIDTH = 600; // of the drawing; it is stretched to the place it gets
+const NOTHING = { ttft_p50: null, ttft_p95: null, tokens_per_second: {} }; // happened in a step that is not told
 const SVG = "http://www.w3.org/2000/svg";
 
 /** The steps that are known, by number. */
@@ -14,11 +15,12 @@ export class Steps {
   constructor() {
     this.byNumber = new Map();
     this.seconds = 5;
-    this.last = 0;
+    this.last = this.began = 0;
   }
 
-  take({ at, step_seconds: seconds, steps }) {
+  take({ at, step_seconds: seconds, began, steps }) {
     this.seconds = seconds;
+    this.began = began;
     this.last = Math.floor(at / seconds) - 1; // the one of now is not over
     for (const step of steps) this.byNumber.set(step.number, step);
     for (const number of this.byNumber.keys()) if (number <= this.last - STEPS) this.byNumber.delete(number);
@@ -27,8 +29,9 @@ export class Steps {
   /** One value for each step, oldest first; null where `value` finds none. */
   values(value) {
     return Array.from({ length: STEPS }, (_, place) => {
-      const step = this.byNumber.get(this.last - STEPS + 1 + place);
-      return step === undefined ? null : value(step) ?? null;
+      const number = this.last - STEPS + 1 + place;
+      const step = this.byNumber.get(number) ?? (number >= this.began ? NOTHING : null);
+      return step && value(step);
     });
   }
 
@@ -74,7 +77,7 @@ export class Chart {
     if (this.marks.dataset.of !== marks.join()) {
       this.marks.dataset.of = marks.join();
       this.marks.replaceChildren(...marks.map((mark) => {
-        const label = element("span", "mark", this.unit(mark));
+        const label = element("span", "mark", mark ? this.unit(mark) : "0");
         label.style.bottom = `${(mark / this.height) * 100}%`;
         return label;
       }));

@@ -42,7 +42,7 @@ function figures(now) {
   names = now.backends.map((one) => one.backend.name);
   text(byId("gateway"), now.ready ? "" : now.reason);
   byId("no-backends").hidden = names.length > 0;
-  backends.show(now.backends);
+  backends.show(now.backends.map((one, place) => ({ ...one, colour: colour(place) })));
   queue.show(now);
   tiles(now);
 }
@@ -56,11 +56,15 @@ function lines(told) {
   ], steps);
   const speed = (name) => (step) => step.tokens_per_second[name] ?? 0;
   rateChart.show(names.map((name, place) => (
-    { name, className: `c${place % COLOURS}`, values: steps.values(speed(name)) }
+    { name, className: colour(place), values: steps.values(speed(name)) }
   )), steps);
   const { ttft_p50: median, ttft_p95: slow } = told;
   text(byId("now-ttft"), median === null ? "–" : duration(median));
   text(byId("now-ttft-note"), slow === null ? "no stream has begun" : `95 % within ${duration(slow)}`);
+}
+
+function colour(place) {
+  return `c${place % COLOURS}`;
 }
 
 function state({ at, backend, state: become, reason }) {
@@ -77,14 +81,14 @@ function tiles(now) {
   text(byId("now-slots"), `${count(sum("in_use"))} of ${count(sum("total"))}`);
   const notes = [leaving ? `${leaving} leaving` : "", foreign ? `${foreign} of others` : ""].filter(Boolean);
   text(byId("now-slots-note"), notes.join(", ") || `${count(sum("free"))} free`);
-  const waiting = Object.entries(now.waiting).filter(([, number]) => number);
-  text(byId("now-waiting"), count(waiting.reduce((total, [, number]) => total + number, 0)));
-  const classes = waiting.map(([name, number]) => `${number} ${name}`).join(", ");
-  text(byId("now-waiting-note"), waiting.length ? `${classes}; ${age(now.oldest_seconds)} at most` : "nobody");
+  const waiting = count(Object.values(now.waiting).reduce((total, number) => total + number, 0));
+  text(byId("now-waiting"), waiting);
+  const { oldest_seconds: oldest } = now;
+  text(byId("now-waiting-note"), oldest === null ? "nobody" : `the oldest one for ${age(oldest)}`);
   text(byId("now-rate"), `${rate(now.backends.reduce((total, one) => total + one.tokens_per_second, 0))} tok/s`);
   const ready = now.backends.filter((one) => one.backend.state === "ready").length;
   text(byId("now-rate-note"), `${ready} of ${names.length} backends ready`);
-  document.title = waiting.length ? `${byId("now-waiting").textContent} waiting · slotgate` : "slotgate";
+  document.title = oldest === null ? "slotgate" : `${waiting} waiting · slotgate`;
 }
 
 // -- the connection -----------------------------------------------------------------------------------

@@ -21,10 +21,11 @@ export class Queue {
 
   show({ queue, waiting }) {
     const total = Object.values(waiting).reduce((sum, number) => sum + number, 0);
-    byId("queue-table").hidden = !queue.length;
+    byId("queue-scroll").hidden = !queue.length;
     byId("no-queue").hidden = queue.length > 0;
-    const shown = total > queue.length ? `, the first ${count(queue.length)} shown` : "";
-    text(byId("queue-count"), total ? `${count(total)}${shown}` : "");
+    const classes = Object.entries(waiting).filter(([, number]) => number).map(([name, number]) => `${number} ${name}`);
+    const shown = total > queue.length ? `; the first ${count(queue.length)} are shown` : "";
+    text(byId("queue-count"), classes.join(", ") + shown);
     this.rows.show(queue.map((one, place) => ({ ...one, place: place + 1 })), (one) => one.id);
   }
 }
@@ -38,8 +39,10 @@ class Row {
     };
     this.node = element(
       "tr", "",
-      cell("place", "#", "number"), cell("agent", "Agent", "agent"), cell("class", "Class"), cell("model", "Model"),
-      cell("prompt", "Prompt", "number"), cell("waits", "Waits", "number"), cell("starts", "Starts in", "number"),
+      cell("place", "#", "number place"), cell("agent", "Agent", "agent"), cell("class", "Class", "class"),
+      cell("model", "Model", "model"),
+      cell("prompt", "Prompt", "number prompt"), cell("waits", "Waits", "number waits"),
+      cell("starts", "Starts in", "number starts"),
       cell("why", "Held by", "why"),
     );
   }
