@@ -62,7 +62,7 @@ class JsonFormatter(logging.Formatter):
         """The record as a line of at most `LINE_BYTES_MAX` bytes, or as several such lines."""
         if lines := vars(record).get(LINES):
             common = {"level": record.levelname.lower(), "logger": record.name, "message": "request ended"}
-            return "\n".join(_short({"time": _time(one.ended)} | common | one.fields()) for one in lines)
+            return "\n".join([_short({"time": _time(one.ended), **common, **one.fields()}) for one in lines])
         fields: dict[str, object] = {
             "time": _time(record.created),
             "level": record.levelname.lower(),

@@ -60,10 +60,10 @@ class Row(NamedTuple):
         return self.arrived + self.seconds
 
     def fields(self) -> dict[str, object]:
-        """What a line of the log tells machines, without what is not known."""
+        """What a line of the log tells machines, without what is not known or goes without saying."""
         told = {
-            "id": self.id,
             "request_id": self.request_id,
+            "id": self.id if self.id != self.request_id else None,
             "outcome": self.outcome,
             "error": self.error,
             "route": self.route,
@@ -77,7 +77,7 @@ class Row(NamedTuple):
             "completion_tokens": self.completion_tokens,
             "reasoning_tokens": self.reasoning_tokens,
             "source": self.source,
-            "retries": self.retries,
+            "retries": self.retries or None,
             "queue_seconds": _rounded(self.queue_seconds),
             "ttft_seconds": _rounded(self.ttft_seconds),
             "seconds": _rounded(self.seconds),

@@ -181,7 +181,6 @@ def test_a_line_for_each_request(tmp_path: Path, caplog: pytest.LogCaptureFixtur
         "completion_tokens": 13,
         "reasoning_tokens": 5,
         "source": "reported",
-        "retries": 0,
         "queue_seconds": 2.0,
         "ttft_seconds": 4.0,
         "seconds": 11.0,
