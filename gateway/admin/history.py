@@ -86,8 +86,8 @@ class Spread:
 class History:
     """Steps by number: seconds since 1970 over five, so that a page can put those of two runs together."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._offset = time.time() - clock()  # records are on the monotonic clock
+    def __init__(self, clock: Callable[[], float], wall: Callable[[], float] = time.time) -> None:
+        self._offset = wall() - clock()  # records are on the monotonic clock
         self._steps: dict[int, Step] = {}
         self.began = self.number(clock())
 
