@@ -1,0 +1,1 @@
+"""The dashboards, written as code: `python -m grafana` writes the JSON that Grafana reads."""
