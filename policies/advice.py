@@ -34,6 +34,7 @@ class Deployment:
     profile: Profile
     law: Law | None  # slots by window; None: nobody knows it
     unknown: str = ""  # why not, for people
+    rooms: tuple[Room, ...] = ()  # to look at; none: those that are worth it
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +67,13 @@ def advise(asked: Iterable[Asked], fleet: Sequence[Deployment], limits: Limits =
     rows = latest(asked, fleet)
     if not within(rows, max(one.profile.context_tokens for one in fleet)):
         return None
-    changes = [(one, room) for one in fleet for room in choices(one, rows)]
     present = play(rows, [one.profile for one in fleet], limits)
-    alternatives = tuple(
-        Alternative(one.name, room, play(rows, [changed(other, one, room) for other in fleet], limits))
-        for one, room in changes
-    )
+    alternatives: list[Alternative] = []
+    for one in fleet:
+        for room in choices(one, rows):
+            profiles = [changed(other, one, room) for other in fleet]
+            if room.slots and within(rows, max(profile.context_tokens for profile in profiles)):
+                alternatives.append(Alternative(one.name, room, play(rows, profiles, limits)))
     best = _best(present, alternatives) if len(rows) >= ENOUGH else None
     prompts = [row.prompt_tokens for row in rows]
     advice = Advice(
@@ -82,7 +84,7 @@ def advise(asked: Iterable[Asked], fleet: Sequence[Deployment], limits: Limits =
         tokens_p99=most((row.tokens for row in rows), MOST),
         seen_wait_mean=sum(row.dispatched - row.arrived for row in rows) / len(rows),
         present=present,
-        alternatives=alternatives,
+        alternatives=tuple(alternatives),
         best=best,
         sentences=(),
     )
@@ -98,16 +100,13 @@ def latest(asked: Iterable[Asked], fleet: Sequence[Deployment]) -> list[Asked]:
 def choices(one: Deployment, asked: Sequence[Asked]) -> list[Room]:
     """The windows of this backend that are worth a play: those that hold nearly all requests and give
     another number of slots."""
-    if one.law is None:
-        return []
+    if one.rooms or one.law is None:
+        return [*one.rooms]
     need, slots = most((row.tokens for row in asked), MOST), one.profile.slots
     if isinstance(one.law, Pool):  # the window costs nothing, and what is learnt does not reach far
         more = min(2 * slots, one.law.tokens // need)
-        return (
-            [replace(one.law.room(one.profile.context_tokens), slots=more, estimate=True)]
-            if more > slots
-            else []
-        )
+        room = replace(one.law.room(one.profile.context_tokens), slots=more, estimate=True)
+        return [room] if more > slots else []
     by_slots: dict[int, Room] = {}  # of equal slots the largest window
     for room in map(one.law.room, WINDOWS):
         if room.context_tokens >= need and room.slots != slots:

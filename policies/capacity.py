@@ -33,7 +33,7 @@ class Memory:
     """What is known of a kind of engine."""
 
     division: Division = Division.UNKNOWN
-    slots_min: int = 1  # it gives so many, however little fits
+    slots_min: int = 0  # it gives so many, however little fits
     headroom_bytes: int = 0  # that it leaves free
 
 
@@ -119,7 +119,7 @@ class Budget:
     weights_bytes: int
     headroom_bytes: int
     token_bytes: int
-    slots_min: int = 1
+    slots_min: int = 0
 
     def room(self, context_tokens: int) -> Room:
         """Whole windows in what is left."""

@@ -17,9 +17,10 @@ from gateway.cli.failure import CommandFailed
 
 if TYPE_CHECKING:
     from policies.simulation.profile import Profile
-    from policies.simulation.workload import Workload
+    from policies.simulation.workload import Program, Workload
     from policies.simulator import Compared
 
+MAIN = "main"
 SESSIONS = "coding_agents.jsonl"  # recorded ones, in gateway/traces
 
 
@@ -28,9 +29,20 @@ def simulate(
         list[str] | None,
         typer.Option(metavar="NAME", help="An engine; may be repeated. Default: one of each."),
     ] = None,
+    fit: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="A journal: its backends play too, as fast as it shows them, and alone without --engine.",
+        ),
+    ] = None,
     workload: Annotated[
-        str, typer.Option(metavar="NAME|FILE", help="A scenario, or a trace in Mooncake's JSONL.")
-    ] = "main",
+        str,
+        typer.Option(
+            metavar="NAME|FILE",
+            help="A scenario, or a trace in Mooncake's JSONL. Default: main, or with --fit its requests.",
+        ),
+    ] = "",
     agents: Annotated[int, typer.Option(metavar="N", min=1, help="Agents in a scenario.")] = 24,
     policy: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="A policy; may be repeated. Default: all.")
@@ -65,16 +77,30 @@ def simulate(
       slotgate simulate --workload burst --agents 48 --html burst.html
       slotgate simulate --engine ds4-64k --engine ds4-64k --policy slotgate --policy sticky
       slotgate simulate --workload conversation_trace.jsonl --mode strict --json
+      slotgate simulate --fit slotgate.db --policy slotgate --policy round-robin
     """
     from policies.simulation.engine import Mode
     from policies.simulation.profile import PROFILES, fleet
+    from policies.simulation.workload import Workload
     from policies.simulator import POLICIES, Comparison, compare, limits
 
-    profiles = fleet(_known("engine", engine or PROFILES, PROFILES))
+    profiles = fleet(_known("engine", engine or ([] if fit else PROFILES), PROFILES))
+    recorded: list[Program] = []
+    if fit is not None:
+        from gateway.cli import hindsight
+        from policies.traffic import programs
+
+        asked = hindsight.requests(fit)
+        profiles += hindsight.fleet(asked)
+        recorded = programs(asked)
     policies = _known("policy", policy or POLICIES, POLICIES)
     (named,) = _known("mode", [mode], [*map(str, Mode), "both"])
     modes = list(Mode) if named == "both" else [Mode(named)]
-    workloads = _workloads(workload, profiles, agents, seeds)
+    if recorded and not workload:
+        workload, workloads = str(fit), [Workload(recorded)]
+    else:
+        workload = workload or MAIN
+        workloads = _workloads(workload, profiles, agents, seeds)
     rows = compare(profiles, workloads, policies, modes)
     compared = Comparison(
         workload=workload,

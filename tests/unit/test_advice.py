@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import asdict, replace
-from importlib.resources import files
 
 import pytest
 
@@ -14,51 +12,22 @@ from policies.hindsight import hindsight
 from policies.prefix import Link
 from policies.replay import profile
 from policies.service_model import ServiceModel
-from policies.simulation.profile import PROFILES, CacheKind, Profile
-from policies.simulation.scenarios import Maker
+from policies.simulation.profile import PROFILES, CacheKind
 from policies.simulation.slotgate import service_model
-from policies.simulation.traces import sessions
 from policies.simulation.workload import Workload
-from policies.simulation.world import Record
 from policies.simulator import simulate
 from policies.traffic import Asked, programs
 from policies.types import Priority
+from tests.unit.bygone import traffic
 
 LARGE = PROFILES["ds4-262k"]
 LAW = Seen({262_144: 2, 65_536: 11}, slots_min=2)
 
 
-def asked(record: Record) -> Asked:
-    """What the journal would know of a simulated request."""
-    turn = record.turn
-    return Asked(
-        arrived=record.arrived,
-        dispatched=record.started,
-        first=record.first,
-        ended=record.ended,
-        agent=record.program.tenant,
-        priority=record.program.priority,
-        backend=record.engine,
-        prompt_tokens=turn.prompt_tokens,
-        cached_tokens=record.cached_tokens,
-        output_tokens=turn.output_tokens,
-        chain=tuple(Link(segment.digest, 4 * segment.end_tokens) for segment in turn.prompt),
-    )
-
-
-def traffic(one: Profile, agents: int) -> list[Asked]:
-    """Agents at work on one engine, every second one with a document of its own."""
-    recorded = sessions(
-        files("gateway").joinpath("traces", "coding_agents.jsonl").read_text("utf-8").splitlines()
-    )
-    load = Workload(Maker(recorded, random.Random(1)).burst(agents))
-    return [asked(record) for record in simulate([one], load, "slotgate").records]
-
-
 @pytest.fixture(scope="module")
 def seen() -> list[Asked]:
     """What eight agents asked of two slots."""
-    return traffic(LARGE, agents=8)
+    return traffic([LARGE], agents=8)
 
 
 def a_request(number: int, **fields: object) -> Asked:
@@ -136,7 +105,7 @@ def test_rates_are_found_again_in_what_an_engine_did(name: str) -> None:
     slower: time to first token of cold prompts and pace of answers within a quarter."""
     true = PROFILES[name]
     model = service_model(true)
-    (found,) = hindsight(traffic(true, agents=16), slower(model)).values()
+    (found,) = hindsight(traffic([true], agents=16), slower(model)).values()
     assert found.learnt
     assert 2 <= found.slots <= true.slots
     for tokens in (4000, 16_000, 32_000):
