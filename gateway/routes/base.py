@@ -15,6 +15,7 @@ from gateway.json_spans import Span
 from gateway.routes.prompt import Part
 
 COMMENT = b": waiting\n\n"
+NAMED_ERROR = b"event: error\ndata: "  # of the routes whose events have names
 
 
 class Seen(NamedTuple):
@@ -28,6 +29,9 @@ class Seen(NamedTuple):
 
 
 NOTHING = Seen()
+TOKEN = Seen(token=True)
+FINISHED = Seen(finished=True)
+ABORTED = Seen(aborted=True)
 
 
 class Assembly(Protocol):
@@ -57,6 +61,7 @@ class Route:
     markers: tuple[bytes, ...] = ()
     token_mark: bytes = b"data:"  # stands once in each event that brings tokens
     ending: bytes = b""  # what a stream that has finished may still lack
+    error_field: bytes = b"data: "  # what stands before an error in a stream
 
     def prompt(self, text: str, values: dict[str, Any], spans: dict[str, Span]) -> Iterator[Part]:
         """The pieces of the prompt behind the tools. Raises InvalidRequest."""
@@ -99,4 +104,4 @@ class Route:
 
     def error_event(self, body: bytes) -> bytes:
         """The same in a stream; the body is JSON on one line."""
-        return b"data: " + body + b"\n\n"
+        return self.error_field + body + b"\n\n"

@@ -7,17 +7,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from gateway.accounting import Usage, usage_from
-from gateway.routes.base import COMMENT, NOTHING, Route, Seen
+from gateway.routes.base import ABORTED, COMMENT, FINISHED, NOTHING, TOKEN, Route, Seen
 from gateway.sse import event_of
 
 DONE = b"data: [DONE]\n\n"
 TOKEN_FIELDS = ("content", "reasoning_content", "reasoning", "tool_calls", "function_call", "refusal", "text")
 
-TOKEN = Seen(token=True)
-FINISHED = Seen(finished=True)
 TOKEN_AND_FINISHED = Seen(token=True, finished=True)
 USAGE_ONLY = Seen(usage_only=True)
-ABORTED = Seen(aborted=True)
 
 # vLLM that is told to end answers all its requests so, under 200 and with `[DONE]`: 197 tokens of 1,900 were
 # one such answer.

@@ -10,7 +10,7 @@ from gateway.accounting import TokenSource, Usage, count_of, table_of
 from gateway.engines.base import COUNT_TOKENS, MESSAGES
 from gateway.errors import ContextLengthExceeded, GatewayError, InvalidRequest
 from gateway.json_spans import Span
-from gateway.routes.base import COMMENT, NOTHING, Route, Seen
+from gateway.routes.base import COMMENT, FINISHED, NAMED_ERROR, NOTHING, TOKEN, Route, Seen
 from gateway.routes.message_assembly import MessageAssembly
 from gateway.routes.prompt import Part, marked_message, piece
 from gateway.sse import named_event
@@ -20,7 +20,7 @@ STOP = named_event("message_stop", {"type": "message_stop"})
 TOKEN_FIELDS = ("text", "thinking", "partial_json")
 CALLS = ("tool_use", "server_tool_use")
 
-TOKEN, FINISHED, DONE = Seen(token=True), Seen(finished=True), Seen(done=True)
+DONE = Seen(done=True)
 
 # What Anthropic names its errors, by status; any other below 500 is `invalid_request_error`.
 ERROR_TYPES = {
@@ -37,6 +37,7 @@ class Anthropic(Route):
     """What its two routes share: the prompt, and the shape of errors."""
 
     listed = "messages"
+    error_field = NAMED_ERROR
 
     def prompt(self, text: str, values: dict[str, Any], spans: dict[str, Span]) -> Iterator[Part]:
         """The system prompt, which stands before all messages wherever it is in the body, then one piece
@@ -57,10 +58,6 @@ class Anthropic(Route):
         kind = ERROR_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
         told = {"type": kind, "message": message, "code": error.code} | error.details()
         return json.dumps({"type": "error", "error": told}).encode()
-
-    def error_event(self, body: bytes) -> bytes:
-        """An event by the name of `error`."""
-        return b"event: error\ndata: " + body + b"\n\n"
 
 
 class Messages(Anthropic):

@@ -9,7 +9,7 @@ from typing import Any
 from gateway.accounting import TokenSource, Usage, count_of, table_of, usage_from
 from gateway.engines.base import RESPONSES
 from gateway.json_spans import Span
-from gateway.routes.base import NOTHING, Route, Seen
+from gateway.routes.base import ABORTED, FINISHED, NAMED_ERROR, NOTHING, TOKEN, Route, Seen
 from gateway.routes.prompt import Part, blocks, message, piece
 from gateway.sse import named_event
 
@@ -17,8 +17,6 @@ ENDS = ("response.completed", "response.incomplete")
 GIVEN_UP = ("failed", "cancelled")  # vLLM completes with the latter what it breaks off when it is told to end
 FAILED = "response.failed"
 CALLS = ("function_call", "custom_tool_call")
-
-TOKEN, FINISHED, ABORTED = Seen(token=True), Seen(finished=True), Seen(aborted=True)
 
 
 class Responses(Route):
@@ -30,6 +28,7 @@ class Responses(Route):
     limit_keys = ("max_output_tokens",)
     markers = (b"response.completed", b"response.incomplete", b"response.failed", b'"error"', b"[DONE]")
     token_mark = b'"delta"'
+    error_field = NAMED_ERROR
 
     def prompt(self, text: str, values: dict[str, Any], spans: dict[str, Span]) -> Iterator[Part]:
         """The instructions, which stand before all items wherever they are in the body; then one piece
@@ -98,10 +97,6 @@ class Responses(Route):
             named_event(kind, {"type": kind, "sequence_number": number} | fields)
             for number, (kind, fields) in enumerate(told)
         )
-
-    def error_event(self, body: bytes) -> bytes:
-        """An event by the name of `error`."""
-        return b"event: error\ndata: " + body + b"\n\n"
 
 
 class ResponseAssembly:
