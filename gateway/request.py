@@ -51,9 +51,9 @@ class Request:
     def chain(self) -> tuple[Link, ...]:
         """The prompt as links: model and tools, then one per message, or per KiB of a bare prompt. None
         for a prompt of which the engine keeps nothing."""
-        links: list[Link] = []
         if not self.route.generates:
             return ()
+        links: list[Link] = []
         end_bytes = 0
         digest = xxhash.xxh3_64_intdigest(self.model.encode())
         for part in self.parts:

@@ -18,9 +18,11 @@ from typing import NamedTuple, Protocol
 SIMILAR = 0.1  # share of a prompt that llama.cpp wants in common with a slot before it prefers that slot
 
 
-@dataclass(frozen=True, slots=True)
-class Link:
-    """One message of a prompt: digest of the chain up to it, and the share of the prompt it ends at."""
+class Link(NamedTuple):
+    """One message of a prompt: digest of the chain up to it, and the share of the prompt it ends at.
+
+    A tuple, since a long conversation has hundreds: to make a frozen dataclass takes twice as long.
+    """
 
     digest: int
     end_bytes: int

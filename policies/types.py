@@ -1,6 +1,7 @@
 """The nouns of admission: a call that asks for a slot, a backend that has some, a lease that holds one.
 
-Everything is a frozen value except `Backend`, the one record that changes, and only `Admission` changes it.
+Everything is a value that nobody changes, except `Backend`, the one record that does, and only `Admission`
+changes it. (`Call` and `Lease` are made once per request; frozen ones would take two to four times as long.)
 Times are seconds on the caller's monotonic clock, durations seconds, sizes tokens unless a name says bytes.
 """
 
@@ -79,7 +80,7 @@ class Refusal(enum.StrEnum):
     SHUTTING_DOWN = "shutting_down"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Call:
     """A request as far as scheduling is concerned; it never holds prompt text."""
 
@@ -100,7 +101,7 @@ class Call:
     fallbacks: tuple[str, ...] = ()  # models tried in turn while no backend of those before is ready
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Lease:
     """A slot of one backend, held by one call, with what was predicted when it was taken."""
 
@@ -114,7 +115,7 @@ class Lease:
     cost_seconds: float
     long: bool  # its prefill counts for the prefill gate
     trial: bool = False  # the one request that a half-open backend gets
-    work: Work = field(default_factory=Work, compare=False)
+    work: Work = field(default_factory=Work)
 
 
 @dataclass(frozen=True, slots=True)
