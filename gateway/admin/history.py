@@ -62,27 +62,6 @@ class Step:
         used.add(1, record.prompt_tokens, record.cached_tokens, record.completion_tokens)
 
 
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """The tokens of one answer, taken as evenly spread over the time in which they came."""
-
-    backend: str
-    start: float
-    end: float
-    tokens: int
-
-    def steps(self) -> Iterator[tuple[int, float]]:
-        """Numbers of steps and the tokens in each; of a longer time than is kept, only the end."""
-        first, last = int(self.start // STEP_SECONDS), int(self.end // STEP_SECONDS)
-        if first == last:
-            yield last, self.tokens
-            return
-        rate = self.tokens / (self.end - self.start)
-        for number in range(max(first, last - STEPS), last + 1):
-            begin = number * STEP_SECONDS
-            yield number, rate * (min(self.end, begin + STEP_SECONDS) - max(self.start, begin))
-
-
 class History:
     """Steps by number: seconds since 1970 over five, so that a page can put those of two runs together."""
 
@@ -99,9 +78,8 @@ class History:
             self._step(self.number(record.ended)).add_agent(record)
         if record.streamed and record.first_token is not None and record.ttft is not None:
             self._step(self.number(record.first_token)).add_ttft(record.ttft)
-        if spread := self._spread(record, record.ended, record.completion_tokens):
-            for number, tokens in spread.steps():
-                self._step(number).tokens[spread.backend] += tokens
+        for number, tokens in self._spread(record, record.ended, record.completion_tokens):
+            self._step(number).tokens[record.backend] += tokens
 
     def number(self, at: float) -> int:
         """The step of this monotonic time."""
@@ -124,17 +102,29 @@ class History:
         for record in running:
             if record.streamed and record.first_token is not None and record.ttft is not None:
                 seen.setdefault(self.number(record.first_token), Step()).add_ttft(record.ttft)
-            if spread := self._spread(record, now, tokens_so_far(record)):
-                for number, tokens in spread.steps():
-                    seen.setdefault(number, Step()).tokens[spread.backend] += tokens
+            for number, tokens in self._spread(record, now, tokens_so_far(record)):
+                seen.setdefault(number, Step()).tokens[record.backend] += tokens
         return {number: seen[number] for number in sorted(seen) if number in kept}
 
-    def _spread(self, record: Record, now: float, tokens: int | None) -> Spread | None:
+    def _spread(self, record: Record, now: float, tokens: int | None) -> Iterable[tuple[int, float]]:
+        """Steps and the tokens of an answer in each, taken as evenly spread over the time in which they
+        came; of a longer time than is kept, only its end."""
         start = record.dispatched if record.first_token is None else record.first_token
         if not tokens or start is None:
-            return None
+            return ()
         end = now if record.last_token is None else record.last_token
-        return Spread(record.backend, start + self._offset, end + self._offset, tokens)
+        first, last = self.number(start), self.number(end)
+        if first == last:
+            return ((last, tokens),)
+        return self._spread_over(range(max(first, last - STEPS), last + 1), start, end, tokens)
+
+    def _spread_over(
+        self, numbers: range, start: float, end: float, tokens: int
+    ) -> Iterator[tuple[int, float]]:
+        rate = tokens / (end - start)
+        for number in numbers:
+            begin = number * STEP_SECONDS - self._offset
+            yield number, rate * (min(end, begin + STEP_SECONDS) - max(start, begin))
 
     def _step(self, number: int) -> Step:
         step = self._steps.get(number)
