@@ -6,6 +6,7 @@ as they came.
 
 from __future__ import annotations
 
+import codecs
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,9 +20,6 @@ from gateway.routes.base import Route
 from gateway.routes.prompt import Part, piece
 from policies.prefix import Link
 
-# A sender must not add a byte order mark (RFC 8259, 8.1), and towards the engine the gateway is the
-# sender: the mark is tolerated from the client and not sent on.
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 OUTPUT_TOKENS_MAX = 2**31 - 1  # a larger limit is none, and so is llama.cpp's -1
 
 
@@ -130,7 +128,9 @@ def parse(body: bytes, route: Route) -> Request:
     Only what the gateway itself acts upon is judged, the rest is the engine's business.
     Raises InvalidJson, and InvalidRequest with the parameter at fault.
     """
-    body = body.removeprefix(BYTE_ORDER_MARK)
+    # A sender must not add a byte order mark (RFC 8259, 8.1), and towards the engine the gateway is the
+    # sender: the mark is tolerated from the client and not sent on.
+    body = body.removeprefix(codecs.BOM_UTF8)
     text = decode(body)
     values, spans = read(text, route.listed)
 

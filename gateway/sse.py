@@ -6,11 +6,11 @@ with LF, CRLF or CR, and a blank line ends an event (WHATWG HTML, 9.2.6).
 
 from __future__ import annotations
 
+import codecs
 import json
 import re
 
 EVENT_BYTES_MAX = 16 * 1024 * 1024  # a whole reasoning trace or an image comes as one event of 3 MB
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 _end = re.compile(rb"[\r\n](?:\r\n?|(?<=\n)\n)").search  # a line end, and behind it a blank line
 
@@ -121,6 +121,6 @@ def event_name(event: bytes) -> bytes | None:
 
 
 def _fields(event: bytes, name: bytes) -> list[bytes]:
-    lines = event.removeprefix(BYTE_ORDER_MARK).splitlines()
+    lines = event.removeprefix(codecs.BOM_UTF8).splitlines()
     values = (line[len(name) :] for line in lines if line.startswith(name))
     return [value[1:].removeprefix(b" ") for value in values if value[:1] in (b":", b"")]
