@@ -18,7 +18,9 @@ MODELS_MAX = 256
 # for more than twice their length and refused what fits.
 SAMPLE_BYTES_MIN = 4096
 SLICES, SLICE_BYTES = 16, 128  # of a long body are looked at, evenly spread
-MEDIA_BYTES = 4096  # that an inline image or sound counts for in the size of a prompt
+# What an inline image or sound counts for in the size of a prompt, about 1,000 tokens: a gateway that went by
+# its length took a screenshot of 4 MB for a million tokens and refused it (mnfst/llm-gateway#2290).
+MEDIA_BYTES = 4096
 MEDIA_SLICES = 64
 
 # Tokens of: a letter or single space, a punctuation mark, a digit, an ideograph, another character beyond

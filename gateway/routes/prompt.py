@@ -8,11 +8,9 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from gateway.json_spans import Item, Span, members
+from policies.prompt_length import MEDIA_BYTES
 
 BLOCK_BYTES = 1024  # of a bare prompt, which has no messages, per link of the chain
-# What an inline image or sound counts for at most, about 1,000 tokens: a gateway that went by its
-# length took a screenshot of 4 MB for a million tokens and refused it (mnfst/llm-gateway#2290).
-MEDIA_BYTES = 4096
 MEDIA_KEYS = ("image_url", "file_data")  # whose value may be the data itself
 
 # Where the engine is to keep a prefix for a while.

@@ -16,7 +16,7 @@ from gateway.errors import InvalidJson, InvalidRequest
 from gateway.request import Request, parse
 from gateway.routes.chat import Chat
 from gateway.routes.completions import Completions
-from gateway.routes.prompt import MEDIA_BYTES
+from policies.prompt_length import MEDIA_BYTES
 
 CHAT, COMPLETIONS = Chat(), Completions()
 
