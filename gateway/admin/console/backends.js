@@ -101,6 +101,9 @@ class Cell {
     text(this.class, busy ? cell.class : "");
     text(this.doing, busy ? doing(cell) : phase === "foreign" ? "not the gateway's" : "");
     attribute(this.node, "title", busy ? `${cell.agent}: ${doing(cell)}` : null);
+    const shown = `${cell.id} ${phase}`;
+    this.fill.style.transition = shown === this.shown ? "" : "none"; // a new bar does not slide from the old one
+    this.shown = shown;
     const read = progress(cell);
     attribute(this.bar, "data-known", read === null ? null : "");
     this.fill.style.transform = `scaleX(${read ?? 1})`;
