@@ -48,8 +48,14 @@ async def until(true: Callable[[], Any], what: str, seconds: float = WAIT_SECOND
 class Process:
     """One child process and what it wrote."""
 
-    def __init__(self, arguments: Sequence[str], folder: Path, environment: dict[str, str]) -> None:
-        self.arguments = [sys.executable, *arguments]
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        folder: Path,
+        environment: dict[str, str],
+        program: str = sys.executable,
+    ) -> None:
+        self.arguments = [program, *arguments]
         self.folder = folder
         self.environment = environment
         self._out = folder / "stdout"
