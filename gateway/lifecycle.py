@@ -23,8 +23,9 @@ import uvicorn
 
 from gateway import errors
 from gateway.app import Gateway
+from gateway.direct import Serve
 from gateway.routes import ROUTES
-from gateway.server import EdgeProtocol, Serve
+from gateway.server import EdgeProtocol
 
 log = logging.getLogger("slotgate.lifecycle")
 

@@ -9,32 +9,22 @@ request goes to its handler as a `DirectArrival`; everything else takes the usua
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import httptools
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from gateway import errors
-from gateway.edge import (
-    BODY_SECONDS_MAX,
-    GONE,
-    HEADER_BYTES_MAX,
-    HEADER_FIELDS_MAX,
-    Arrival,
-    Head,
-    Send,
-    declared_bytes,
-)
-from gateway.errors import Headers
+from gateway.direct import DirectArrival, Serve
+from gateway.edge import BODY_SECONDS_MAX, GONE, HEADER_BYTES_MAX, HEADER_FIELDS_MAX, Send
 from gateway.transport import LingeringTransport
 
 HEAD_UNFINISHED_BYTES_MAX = 4 * HEADER_BYTES_MAX  # as much comes in one read
 HEAD_SECONDS_MAX = 10.0
-
-Serve = Callable[[Arrival], Awaitable[None]]
+WAITING_MAX = 16  # requests behind one that runs, beyond which no more is read: each costs some 3 KB
 
 
 class EdgeProtocol(HttpToolsProtocol):
@@ -72,27 +62,34 @@ class EdgeProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Called by the loop."""
-        self._idle_since = None
         if self.transport.is_closing():  # it lingers: nobody reads this
             return
         try:
-            try:
-                self.parser.feed_data(data)
-            except httptools.HttpParserUpgrade as offered:
-                self._decline(data[offered.args[0] :])
-        except (httptools.HttpParserError, httptools.HttpParserUpgrade):  # CONNECT cannot be declined
+            self._parse(data)
+        except httptools.HttpParserError:
             self._refuse(errors.InvalidRequest("The bytes received are not a valid HTTP/1.1 request."))
         if self._in_head or self._late is not None:
             self._watch_head(len(data))
 
-    def _decline(self, rest: bytes) -> None:
-        """Serve a request as if it had not offered another protocol, as RFC 9110, 7.8 allows: Java's
+    def _parse(self, data: bytes) -> None:
+        """Serve a request that offers another protocol as if it had not, as RFC 9110, 7.8 allows: Java's
         client offers HTTP/2 with every one. The parser would drop the body; a new one never saw the
         offer."""
+        while data:
+            try:
+                self.parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as offered:
+                data = self._without_offer() + data[offered.args[0] :]
+                self.parser = httptools.HttpRequestParser(self)
+
+    def _without_offer(self) -> bytes:
+        """The head that was just parsed. Raises HttpParserError for CONNECT: that is nothing but an offer."""
+        method, version = self.parser.get_method(), self.parser.get_http_version().encode()
+        if method == b"CONNECT":
+            raise httptools.HttpParserError("CONNECT cannot be declined")
         fields = [b"%b: %b\r\n" % field for field in self.headers if field[0] != b"upgrade"]
-        head = b"%b %b HTTP/1.1\r\n%b\r\n" % (self.parser.get_method(), self.url, b"".join(fields))
-        self.parser = httptools.HttpRequestParser(self)
-        self.parser.feed_data(head + rest)
+        return b"%b %b HTTP/%b\r\n%b\r\n" % (method, self.url, version, b"".join(fields))
 
     def _watch_head(self, read_bytes: int) -> None:
         """Bound a head that does not end, in bytes and time."""
@@ -115,7 +112,7 @@ class EdgeProtocol(HttpToolsProtocol):
         self._in_head, self._refused = False, True
         cycle = self.cycle
         if cycle is not None and not cycle.response_complete:
-            if cycle.response_started:
+            if cycle.response_started or self.pipeline:  # behind one that may have started
                 self.transport.abort()
                 return
             cycle.disconnected = True
@@ -139,9 +136,15 @@ class EdgeProtocol(HttpToolsProtocol):
         self.headers = []
         self.expect_100_continue = False
         self._in_head = True
+        self._idle_since = None
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._in_head:  # else it is a trailer: nobody waits for it, and nothing bounds their number
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         self._in_head = False
+        self._idle_since = None
         parser, cycle = self.parser, self.cycle
         if parser.should_upgrade():
             return  # see `_decline`
@@ -163,8 +166,8 @@ class EdgeProtocol(HttpToolsProtocol):
         extensions: dict[str, Any] = {GONE: self.when_gone}
         self.scope["extensions"] = extensions
         super().on_headers_complete()
-        if self.pipeline and self.gone is not None:  # paused for the request behind, see `when_gone`
-            self.flow.resume_reading()
+        if self.gone is not None and 0 < len(self.pipeline) < WAITING_MAX:  # paused for the request behind
+            self.flow.resume_reading()  # see `when_gone`
         cycle = self.cycle
         if self.scope["http_version"] == "1.0" and isinstance(cycle, RequestResponseCycle):
             cycle.send = unchunked(cycle)  # type: ignore[assignment, method-assign]
@@ -240,141 +243,6 @@ class EdgeProtocol(HttpToolsProtocol):
         """Whether the client may still be sending what nobody will read."""
         cycle = self.cycle
         return self._refused or (cycle is not None and cycle.response_complete and cycle.more_body)
-
-
-class DirectArrival:
-    """A request on the short way; see `Arrival`. To its protocol it is what uvicorn calls a cycle."""
-
-    __slots__ = (
-        "_bytes",
-        "_chunked",
-        "_parts",
-        "_protocol",
-        "_waiter",
-        "disconnected",
-        "fields",
-        "keep_alive",
-        "more_body",
-        "path",
-        "response_complete",
-        "response_started",
-        "task",
-    )
-
-    task: asyncio.Task[Any]
-
-    def __init__(self, protocol: EdgeProtocol, path: str, fields: Headers, keep_alive: bool) -> None:
-        self._protocol = protocol
-        self.path = path
-        self.fields = fields
-        self.keep_alive = keep_alive
-        self.disconnected = False
-        self.more_body = True
-        self.response_started = False
-        self.response_complete = False
-        self._chunked = False
-        self._parts: list[bytes] | None = []  # of the body; None: nobody wants it any more
-        self._bytes = 0
-        self._waiter: asyncio.Future[None] | None = None
-
-    async def run(self, serve: Serve) -> None:
-        """Serve it, as the task that can be cancelled."""
-        try:
-            await serve(self)
-        finally:
-            protocol = self._protocol
-            protocol.tasks.discard(self.task)
-            if not (self.response_complete or self.disconnected):
-                protocol.transport.close()
-
-    # -- its protocol calls these -----------------------------------------------------------------
-
-    def take(self, part: bytes) -> None:
-        """A piece of the body has come."""
-        if self._parts is not None:
-            self._parts.append(part)
-            self._bytes += len(part)
-            self.set()
-
-    def whole(self) -> None:
-        """The body is there."""
-        self.more_body = False
-        self.set()
-
-    @property
-    def message_event(self) -> DirectArrival:
-        """What uvicorn sets when something has happened."""
-        return self
-
-    def set(self) -> None:
-        """Something has happened: the one who waits for it looks."""
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-    # -- the handler calls these ------------------------------------------------------------------
-
-    async def body(self, bytes_max: int) -> bytes:
-        """See `Arrival`."""
-        if self.more_body:  # a timer would cost more than all the rest
-            seconds = self._protocol.body_seconds_max
-            try:
-                async with asyncio.timeout(seconds):
-                    await self._arrived(max(0, bytes_max))
-            except TimeoutError:
-                self._parts = None
-                raise errors.RequestTimeout(seconds) from None
-        parts, self._parts = self._parts, None
-        if self._bytes > bytes_max:
-            raise errors.BodyTooLarge(bytes_max)
-        assert parts is not None
-        return parts[0] if len(parts) == 1 else b"".join(parts)
-
-    async def _arrived(self, bytes_max: int) -> None:
-        if declared_bytes(self.fields) > bytes_max:
-            self._parts = None
-            raise errors.BodyTooLarge(bytes_max)
-        while self.more_body and self._bytes <= bytes_max:
-            if self.disconnected:
-                raise errors.ClientGone
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
-
-    def watch(self, gone: Callable[[], None]) -> None:
-        """See `Arrival`."""
-        self._protocol.gone = gone
-
-    async def send(self, head: Head | None, body: bytes, *, last: bool) -> None:
-        """See `Arrival`. One write, whatever it is made of."""
-        protocol = self._protocol
-        if protocol.flow.write_paused:
-            await protocol.flow.drain()
-        if protocol.transport.is_closing():
-            return
-        start = b"" if head is None else self._start(*head)
-        if self._chunked:
-            piece = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
-            protocol.transport.write(b"%b%b%b" % (start, piece, b"0\r\n\r\n" if last else b""))
-        else:
-            protocol.transport.write(start + body)
-        if last:
-            self.response_complete = True
-            if not self.keep_alive:
-                protocol.transport.close()
-            protocol.on_response_complete()
-
-    def _start(self, status: int, headers: Headers) -> bytes:
-        """The bytes of the head; without a length the body comes in chunks."""
-        self.response_started = True
-        known = dict(headers)
-        self._chunked = b"content-length" not in known
-        lines = [b"%b: %b\r\n" % field for field in headers]
-        if self._chunked:
-            lines.append(b"transfer-encoding: chunked\r\n")
-        if known.get(b"connection") == b"close":
-            self.keep_alive = False
-        elif not self.keep_alive:
-            lines.append(b"connection: close\r\n")
-        return b"%b%b\r\n" % (STATUS_LINE[status], b"".join(lines))
 
 
 def unchunked(cycle: RequestResponseCycle) -> Send:
