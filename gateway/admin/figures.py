@@ -6,10 +6,10 @@ Never prompt text; what a client named itself by (agent, model, id) is shown as 
 from __future__ import annotations
 
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import asdict
-from itertools import islice
+from itertools import chain, islice
 
 from pydantic import BaseModel, Field
 
@@ -67,9 +67,9 @@ class Point(BaseModel):
     """One step of the lines."""
 
     number: int = Field(description="seconds since 1970 over the seconds of a step")
-    ttft_p50: float | None
+    ttft_p50: float | None = Field(description="of the minute up to it")
     ttft_p95: float | None
-    tokens_per_second: dict[str, float] = Field(description="by backend")
+    tokens_per_second: dict[str, float] = Field(description="by backend; none: nothing came")
 
 
 class AgentTokens(BaseModel):
@@ -87,10 +87,7 @@ class Lines(BaseModel):
 
     at: float
     step_seconds: int
-    began: int = Field(description="number of the step in which the gateway started")
-    steps: list[Point] = Field(description="those in which something happened")
-    ttft_p50: float | None = Field(description="of the last minute")
-    ttft_p95: float | None
+    steps: list[Point] = Field(description="since the start of the gateway; the last one is not over")
     agents: list[AgentTokens]
 
 
@@ -137,15 +134,10 @@ class Reader:
         """Those up to now."""
         now = self._clock()
         steps = self._history.steps(now, self._inflights.records(), self._metrics.tokens_so_far)
-        first = self._history.number(now) - MINUTE_STEPS
-        minute = sorted(ttft for number, step in steps.items() if number >= first for ttft in step.ttfts)
         return Lines(
             at=round(time.time(), 1),
             step_seconds=STEP_SECONDS,
-            began=self._history.began,
-            steps=[_point(number, step) for number, step in steps.items()],
-            ttft_p50=percentile(minute, 0.5),
-            ttft_p95=percentile(minute, 0.95),
+            steps=_points(steps),
             agents=_agents(steps),
         )
 
@@ -195,14 +187,23 @@ def _phase(live: Inflight) -> str:
     return Phase.PREFILL if live.phase is Phase.QUEUED else live.phase
 
 
-def _point(number: int, step: Step) -> Point:
-    ttfts = sorted(step.ttfts)
-    return Point(
-        number=number,
-        ttft_p50=percentile(ttfts, 0.5),
-        ttft_p95=percentile(ttfts, 0.95),
-        tokens_per_second={name: round(tokens / STEP_SECONDS, 2) for name, tokens in step.tokens.items()},
-    )
+def _points(steps: dict[int, Step]) -> list[Point]:
+    """Rates as they were; times to first token over a minute: of five seconds they are too few to compare."""
+    points, minute = [], deque[list[float]](maxlen=MINUTE_STEPS)
+    for number, step in steps.items():
+        minute.append(step.ttfts)
+        ttfts = sorted(chain.from_iterable(minute))
+        points.append(
+            Point(
+                number=number,
+                ttft_p50=percentile(ttfts, 0.5),
+                ttft_p95=percentile(ttfts, 0.95),
+                tokens_per_second={
+                    name: round(tokens / STEP_SECONDS, 2) for name, tokens in step.tokens.items()
+                },
+            )
+        )
+    return points
 
 
 def _agents(steps: dict[int, Step]) -> list[AgentTokens]:

@@ -15,7 +15,7 @@ from gateway.accounting import Record
 
 STEP_SECONDS = 5
 STEPS = 120
-TTFTS_MAX = 64  # of one step; more would not move its percentiles by much
+TTFTS_MAX = 32  # of one step; more would not move the percentiles of a minute by much
 AGENTS_MAX = 32  # of one step; the others count together
 OTHERS = ""
 
@@ -68,7 +68,7 @@ class History:
     def __init__(self, clock: Callable[[], float], wall: Callable[[], float] = time.time) -> None:
         self._offset = wall() - clock()  # records are on the monotonic clock
         self._steps: dict[int, Step] = {}
-        self.began = self.number(clock())
+        self._began = self.number(clock())
 
     def observe(self, record: Record) -> None:
         """A request ended."""
@@ -88,23 +88,19 @@ class History:
     def steps(
         self, now: float, running: Iterable[Record], tokens_so_far: Callable[[Record], int]
     ) -> dict[int, Step]:
-        """The steps that are kept, that of `now` included, with what the running streams add to them.
-
-        Only what they add is copied: the agents' sums are those of ended requests.
-        """
+        """All steps since the start that are kept, that of `now` included, with what the running streams add
+        to them; only that is copied: the agents' sums are those of ended requests."""
         current = self.number(now)
-        kept = range(current - STEPS, current + 1)
-        seen = {
-            number: Step([*step.ttfts], defaultdict(float, step.tokens), step.agents)
-            for number, step in self._steps.items()
-            if number in kept
-        }
+        seen = {number: Step() for number in range(max(self._began, current - STEPS), current + 1)}
+        for number, step in self._steps.items():
+            if number in seen:
+                seen[number] = Step([*step.ttfts], defaultdict(float, step.tokens), step.agents)
         for record in running:
             if record.streamed and record.first_token is not None and record.ttft is not None:
-                seen.setdefault(self.number(record.first_token), Step()).add_ttft(record.ttft)
+                seen.get(self.number(record.first_token), Step()).add_ttft(record.ttft)
             for number, tokens in self._spread(record, now, tokens_so_far(record)):
-                seen.setdefault(number, Step()).tokens[record.backend] += tokens
-        return {number: seen[number] for number in sorted(seen) if number in kept}
+                seen.get(number, Step()).tokens[record.backend] += tokens
+        return seen
 
     def _spread(self, record: Record, now: float, tokens: int | None) -> Iterable[tuple[int, float]]:
         """Steps and the tokens of an answer in each, taken as evenly spread over the time in which they

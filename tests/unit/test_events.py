@@ -15,7 +15,7 @@ from starlette.types import Message
 from gateway.accounting import Record, TokenSource
 from gateway.admin.events import EVENTS_MAX, LISTENERS_MAX, Events, EventStream, Listener
 from gateway.admin.figures import AGENTS_SHOWN_MAX, Reader, percentile
-from gateway.admin.history import AGENTS_MAX, OTHERS, STEP_SECONDS, STEPS, TTFTS_MAX, History
+from gateway.admin.history import AGENTS_MAX, OTHERS, STEP_SECONDS, STEPS, TTFTS_MAX, History, Step
 from gateway.app import Gateway
 from gateway.engines.base import CHAT
 from gateway.inflight import Phase
@@ -315,6 +315,16 @@ def begin() -> tuple[History, float]:
     return History(lambda: start, lambda: start), start
 
 
+def old(gateway: Gateway) -> History:
+    """A history that began five minutes ago."""
+    return History(lambda: gateway.dispatcher.clock() - 300, lambda: time.time() - 300)
+
+
+def last(steps: dict[int, Step]) -> Step:
+    """The step of now."""
+    return steps[max(steps)]
+
+
 def test_tokens_count_where_they_came() -> None:
     """An answer that took four steps adds to each of them, not to the one in which it ended."""
     history, start = begin()
@@ -327,14 +337,14 @@ def test_tokens_count_where_they_came() -> None:
         2: 50.0,
         3: 25.0,
     }
-    assert [step.ttfts for step in steps.values()] == [[2.5], [], [], []]
+    assert steps[first].ttfts == [2.5]
 
 
 def test_a_burst_counts_at_once() -> None:
     """All tokens in one event have no duration to be spread over."""
     history, start = begin()
     history.observe(ended(start + 1, first_token=start + 1, last_token=start + 1, completion_tokens=9))
-    (step,) = history.steps(start + 2, (), none_so_far).values()
+    step = last(history.steps(start + 2, (), none_so_far))
     assert step.tokens == {"small": 9}
 
 
@@ -343,9 +353,9 @@ def test_streams_that_run_are_in_the_lines_and_stay_out_of_the_books() -> None:
     history, start = begin()
     running = ended(start + 4, ended=None, source=None, completion_tokens=None, prompt_tokens=None)
     for _ in range(2):
-        (step,) = history.steps(start + 4, [running], lambda _: 12).values()
+        step = last(history.steps(start + 4, [running], lambda _: 12))
         assert (step.tokens, step.ttfts, step.agents) == ({"small": pytest.approx(12)}, [1.0], {})
-    assert not history.steps(start + 4, (), none_so_far)
+    assert last(history.steps(start + 4, (), none_so_far)) == Step()
 
 
 def test_what_is_not_known_adds_nothing() -> None:
@@ -354,7 +364,7 @@ def test_what_is_not_known_adds_nothing() -> None:
     history.observe(
         ended(start, source=None, first_token=None, last_token=None, dispatched=None, completion_tokens=None)
     )
-    assert not history.steps(start, (), none_so_far)
+    assert last(history.steps(start, (), none_so_far)) == Step()
 
 
 def test_history_has_limits() -> None:
@@ -362,7 +372,7 @@ def test_history_has_limits() -> None:
     history, start = begin()
     for number in range(AGENTS_MAX + TTFTS_MAX):
         history.observe(ended(start + 4, agent=f"agent {number}"))
-    (step,) = history.steps(start + 4, (), none_so_far).values()
+    step = last(history.steps(start + 4, (), none_so_far))
     assert len(step.agents) == AGENTS_MAX + 1
     assert step.agents[OTHERS].requests == TTFTS_MAX
     assert len(step.ttfts) == TTFTS_MAX
@@ -370,24 +380,36 @@ def test_history_has_limits() -> None:
         history.observe(ended(start + number * STEP_SECONDS))
     assert len(history._steps) <= 2 * STEPS + 1
     end = start + 5 * STEPS * STEP_SECONDS
-    assert len(history.steps(end, (), none_so_far)) <= STEPS + 1
+    assert len(history.steps(end, (), none_so_far)) == STEPS + 1
     history.observe(ended(end + 100 * STEPS * STEP_SECONDS, first_token=start))
     assert len(history._steps) <= 2 * STEPS + 1
 
 
+async def test_times_to_first_token_are_those_of_a_minute(gateway: Gateway) -> None:
+    """A quiet step has those before it; after a minute without any there are none."""
+    history = old(gateway)
+    at = gateway.dispatcher.clock() - 150
+    history.observe(ended(at, arrived=at - 4))
+    points = {point.number: point for point in reader(gateway, history).lines().steps}
+    first = history.number(at - 2)
+    told = [points[first + number].ttft_p50 for number in (-1, 0, 11, 12)]
+    assert told == [None, 2.0, 2.0, None]
+
+
 async def test_lines_are_rates_percentiles_and_sums(gateway: Gateway) -> None:
     """Steps by number, tokens per second, the last minute's times, and who used most."""
-    history = History(gateway.dispatcher.clock)
+    history = old(gateway)
     now = gateway.dispatcher.clock()
     for number in range(AGENTS_SHOWN_MAX + 5):
         history.observe(ended(now, agent=f"a{number}", prompt_tokens=1000 + number))
     lines = reader(gateway, history).lines()
     assert lines.step_seconds == STEP_SECONDS
-    assert history.began == pytest.approx(time.time() / STEP_SECONDS, abs=2)
-    assert {point.number for point in lines.steps} <= {history.number(now), history.number(now - 2)}
-    total = sum(point.tokens_per_second["small"] for point in lines.steps) * STEP_SECONDS
+    numbers = [point.number for point in lines.steps]
+    assert numbers == list(range(numbers[0], history.number(now) + 1))
+    assert numbers[-1] == pytest.approx(time.time() / STEP_SECONDS, abs=2)
+    total = sum(point.tokens_per_second.get("small", 0) for point in lines.steps) * STEP_SECONDS
     assert total == pytest.approx(20 * (AGENTS_SHOWN_MAX + 5), abs=0.2)
-    assert (lines.ttft_p50, lines.ttft_p95) == (1.0, 1.0)
+    assert (lines.steps[-1].ttft_p50, lines.steps[-1].ttft_p95) == (1.0, 1.0)
     assert len(lines.agents) == AGENTS_SHOWN_MAX
     first = lines.agents[0]
     assert first.agent == f"a{AGENTS_SHOWN_MAX + 4}"

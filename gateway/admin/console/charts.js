@@ -7,7 +7,6 @@ import { clock } from "./words.js";
 const STEPS = 120;
 const HEIGHT = 150;
 const WIDTH = 600; // of the drawing; it is stretched to the place it gets
-const NOTHING = { ttft_p50: null, ttft_p95: null, tokens_per_second: {} }; // happened in a step that is not told
 const SVG = "http://www.w3.org/2000/svg";
 
 /** The steps that are known, by number. */
@@ -15,12 +14,11 @@ export class Steps {
   constructor() {
     this.byNumber = new Map();
     this.seconds = 5;
-    this.last = this.began = 0;
+    this.last = 0;
   }
 
-  take({ at, step_seconds: seconds, began, steps }) {
+  take({ at, step_seconds: seconds, steps }) {
     this.seconds = seconds;
-    this.began = began;
     this.last = Math.floor(at / seconds) - 1; // the one of now is not over
     for (const step of steps) this.byNumber.set(step.number, step);
     for (const number of this.byNumber.keys()) if (number <= this.last - STEPS) this.byNumber.delete(number);
@@ -29,9 +27,8 @@ export class Steps {
   /** One value for each step, oldest first; null where `value` finds none. */
   values(value) {
     return Array.from({ length: STEPS }, (_, place) => {
-      const number = this.last - STEPS + 1 + place;
-      const step = this.byNumber.get(number) ?? (number >= this.began ? NOTHING : null);
-      return step && value(step);
+      const step = this.byNumber.get(this.last - STEPS + 1 + place);
+      return step === undefined ? null : value(step);
     });
   }
 

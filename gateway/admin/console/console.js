@@ -58,7 +58,7 @@ function lines(told) {
   rateChart.show(names.map((name, place) => (
     { name, className: colour(place), values: steps.values(speed(name)) }
   )), steps);
-  const { ttft_p50: median, ttft_p95: slow } = told;
+  const { ttft_p50: median, ttft_p95: slow } = told.steps.at(-1);
   text(byId("now-ttft"), median === null ? "–" : duration(median));
   text(byId("now-ttft-note"), slow === null ? "no stream has begun" : `95 % within ${duration(slow)}`);
 }
