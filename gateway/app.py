@@ -22,6 +22,7 @@ from gateway.admin.events import Events
 from gateway.admin.figures import Reader
 from gateway.admin.history import History
 from gateway.admin.routes import admin_app
+from gateway.advisor import Advisor
 from gateway.api import answer_errors, exposition
 from gateway.auth import AdminGuard, Keys
 from gateway.bookkeeper import Bookkeeper
@@ -38,6 +39,7 @@ from gateway.probes import Probes
 from gateway.relay import Relay
 from gateway.routes import ROUTES
 from gateway.settings import Settings
+from gateway.traffic import Window
 from policies.admission import Admission
 from policies.types import State
 
@@ -67,6 +69,9 @@ class Gateway:
         lessons = Lessons(self.admission.backends)
         history = History(clock)
         self.bookkeeper = Bookkeeper(settings.accounting, clock)
+        window = None if settings.accounting.journal else Window()
+        self.advisor = Advisor(self.fleet, self.admission, settings.accounting.journal, window)
+        self.dispatcher.state_changed.append(self.advisor.look)
         self.handler = Handler(
             settings,
             self.keys,
@@ -77,7 +82,7 @@ class Gateway:
             Counting(self.fleet, self.admission),
             self.inflights,
             lessons,
-            Accounts(self.metrics, lessons, self.bookkeeper, history),
+            Accounts(self.metrics, lessons, self.bookkeeper, history, *([] if window is None else [window])),
             clock,
         )
         self.events = Events(
@@ -120,6 +125,7 @@ class Gateway:
             for loop in loops:
                 loop.cancel()
             await asyncio.wait(loops)
+            await self.advisor.close()
             await self.fleet.close()
             await self.bookkeeper.close()
 

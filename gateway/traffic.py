@@ -50,8 +50,9 @@ def playable(found: Iterable[Row]) -> list[Asked]:
 
 
 def journalled(path: str | Path, since: float = 0.0) -> list[Asked]:
-    """The requests of a journal that arrived since then (seconds since 1970). Raises JournalError."""
-    return playable(rows(path, since))
+    """The latest requests of a journal, of those that arrived since then (seconds since 1970). Raises
+    JournalError."""
+    return playable(deque(rows(path, since), RECORDS_MAX))
 
 
 class Window:

@@ -88,6 +88,7 @@ class Split:
     """One context that is cut into slots."""
 
     tokens: int
+    estimate: bool = False  # whether the whole is one
 
     def room(self, context_tokens: int) -> Room:
         """As many slots as hold this window; each has its part of the whole, which may be more."""
@@ -95,7 +96,7 @@ class Split:
 
     def among(self, slots: int) -> Room:
         """The window that so many slots leave to each."""
-        return Room(self.tokens // slots, slots)
+        return Room(self.tokens // slots, slots, estimate=self.estimate)
 
 
 @dataclass(frozen=True, slots=True)

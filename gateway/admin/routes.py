@@ -22,6 +22,7 @@ from gateway.admin.views import (
     request_view,
     waiting_view,
 )
+from gateway.advising import Answer
 from gateway.api import answer_errors, exposition
 from gateway.auth import AdminGuard
 from gateway.inflight import Phase
@@ -115,6 +116,11 @@ def admin_app(gateway: Gateway, guard: AdminGuard) -> FastAPI:
     async def used(by: By = By.AGENT, since: str = "") -> list[Account]:
         """What each agent, model or backend used, by the journal: `since` a time, or so long ago."""
         return await usage(gateway.settings.accounting.journal, by, since)
+
+    @app.get("/admin/advice")
+    async def advice() -> Answer:
+        """Whether other context windows would have served the traffic better; takes up to a minute."""
+        return await gateway.advisor.advice()
 
     @app.get("/metrics", response_class=Response)
     async def metrics() -> Response:

@@ -371,6 +371,7 @@ async def test_the_schema_describes_every_answer(operator: httpx.AsyncClient) ->
     """`/openapi.json` names the members as they are sent; there are no pages for people."""
     schema = (await operator.get("/openapi.json")).json()
     assert set(schema["paths"]) == {
+        "/admin/advice",
         "/admin/backends",
         "/admin/backends/{name}",
         "/admin/backends/{name}/drain",
