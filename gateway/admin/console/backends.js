@@ -48,14 +48,14 @@ class Row {
     this.button.dataset.does = held ? "resume" : "drain";
     text(this.button, held ? "Resume" : "Drain");
     attribute(this.button, "aria-label", `${held ? "Resume" : "Drain"} ${backend.name}`);
-    attribute(this.slots, "aria-label", `Slots of ${backend.name}`);
-    const cells = this.placed(backend.slots, holders);
+    attribute(this.slots, "aria-label", `Slots of ${backend.name}: ${holders.length} of ${backend.slots.total} taken`);
+    const cells = this.placed(backend, holders);
     attribute(this.slots, "data-size", cells.length > CARDS_MAX ? "squares" : "cards");
     this.cells.show(cells, (cell) => cell.place);
   }
 
   /** What is in each place: requests where they were, new ones in the first free places. */
-  placed({ total, foreign }, holders) {
+  placed({ state, slots: { total, foreign } }, holders) {
     const running = new Set(holders.map((holder) => holder.id));
     for (const id of this.places.keys()) if (!running.has(id)) this.places.delete(id);
     const taken = new Set(this.places.values());
@@ -67,7 +67,7 @@ class Row {
       this.places.set(id, place);
     }
     const length = Math.max(total, holders.length + foreign, ...[...taken].map((place) => place + 1));
-    const cells = Array.from({ length }, (_, place) => ({ place, over: place >= total, phase: "free" }));
+    const cells = Array.from({ length }, (_, place) => ({ place, state, over: place >= total, phase: "free" }));
     for (const holder of holders) Object.assign(cells[this.places.get(holder.id)], holder);
     let left = foreign;
     for (const cell of cells) if (left && cell.phase === "free" && left--) cell.phase = "foreign";
@@ -96,7 +96,9 @@ class Cell {
     attribute(this.node, "data-phase", phase);
     attribute(this.node, "data-over", cell.over ? "" : null);
     const busy = phase !== "free" && phase !== "foreign";
-    text(this.agent, busy ? cell.agent || "no name" : phase);
+    const open = phase !== "free" || cell.state === "ready";
+    text(this.agent, busy ? cell.agent || "no name" : open ? phase : cell.state);
+    attribute(this.node, "data-closed", open ? null : "");
     text(this.age, busy ? age(cell.age_seconds) : "");
     text(this.class, busy ? cell.class : "");
     text(this.doing, busy ? doing(cell) : phase === "foreign" ? "not the gateway's" : "");

@@ -9,6 +9,7 @@ import { ask, forgetToken, hasToken, keepToken, listen } from "./stream.js";
 import { age, clock, count, duration, rate } from "./words.js";
 
 const CHANGES_MAX = 20;
+const CLOSED = new Set(["starting", "down"]); // nobody knows what slots they have
 const COLOURS = 8; // of lines; more backends take them in turn
 
 const backends = new Backends(byId("backends"), steer);
@@ -75,19 +76,23 @@ function state({ at, backend, state: become, reason }) {
 }
 
 function tiles(now) {
-  const slots = now.backends.map((one) => one.backend.slots);
+  const open = now.backends.map((one) => one.backend).filter(({ state }) => !CLOSED.has(state));
+  const slots = open.map((one) => one.slots);
   const sum = (name) => slots.reduce((total, one) => total + one[name], 0);
   const [leaving, foreign] = [sum("leaving"), sum("foreign")];
   text(byId("now-slots"), `${count(sum("in_use"))} of ${count(sum("total"))}`);
-  const notes = [leaving ? `${leaving} leaving` : "", foreign ? `${foreign} of others` : ""].filter(Boolean);
-  text(byId("now-slots-note"), notes.join(", ") || `${count(sum("free"))} free`);
+  const ready = now.backends.filter((one) => one.backend.state === "ready").length;
+  const notes = [
+    `${ready} of ${names.length} backends ready`,
+    leaving ? `${leaving} leaving` : "",
+    foreign ? `${foreign} of others` : "",
+  ];
+  text(byId("now-slots-note"), notes.filter(Boolean).join(", "));
   const waiting = count(Object.values(now.waiting).reduce((total, number) => total + number, 0));
   text(byId("now-waiting"), waiting);
   const { oldest_seconds: oldest } = now;
   text(byId("now-waiting-note"), oldest === null ? "nobody" : `the oldest one for ${age(oldest)}`);
   text(byId("now-rate"), `${rate(now.backends.reduce((total, one) => total + one.tokens_per_second, 0))} tok/s`);
-  const ready = now.backends.filter((one) => one.backend.state === "ready").length;
-  text(byId("now-rate-note"), `${ready} of ${names.length} backends ready`);
   document.title = oldest === null ? "slotgate" : `${waiting} waiting · slotgate`;
 }
 
