@@ -24,6 +24,7 @@ PLAYED_MIN = 200  # in one play, the latest ones
 ENOUGH = 20  # requests, to say what is better
 WORTH = 0.9  # of the mean wait: a better one is worth a restart
 WORTH_SECONDS = 1.0  # and saves so much
+UNLIKE = 0.3  # of the wait that was seen; a play of the present further off than that is worth little
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,21 +140,29 @@ def _sentences(advice: Advice, fleet: Sequence[Deployment]) -> Iterator[str]:
         f"99 % of {advice.requests:,} prompts are under {advice.prompt_p99 + 1:,} tokens; "
         f"the longest has {advice.prompt_max:,}."
     )
+    seen, played = advice.seen_wait_mean, advice.present.wait_mean
+    if abs(seen - played) > max(UNLIKE * seen, WORTH_SECONDS):
+        yield (
+            f"{seen:.0f} s were waited on average, but a play of the present gives {played:.0f} s: "
+            "take what follows with care."
+        )
     if advice.best is not None:
         one = next(one for one in fleet if one.name == advice.best.backend)
-        yield told(one, advice.best, advice.present)
+        yield _better(one, advice.best, advice.present)
     elif advice.alternatives:
         yield "No other context window of one backend would have shortened the queue worth a restart."
     for one in fleet:
-        if one.law is None:
+        if one.law is None and not one.rooms:
             yield f"{one.name}: how many slots another context window gives is not known: {one.unknown}."
 
 
-def told(one: Deployment, other: Alternative, present: Outcome) -> str:
+def _better(one: Deployment, other: Alternative, present: Outcome) -> str:
     """One alternative in words."""
     about = "about " if other.room.estimate else ""
+    slots = f"{about}{other.room.slots} slots instead of {one.profile.slots}"
     before, after = present.wait_mean, other.outcome.wait_mean
-    return (
-        f"At {other.room.context_tokens:,} tokens {one.name} would have {about}{other.room.slots} slots "
-        f"instead of {one.profile.slots}; expected queue wait {before:.0f} s -> {after:.0f} s."
-    )
+    if other.room.context_tokens == one.profile.context_tokens:
+        what = f"With {slots} and its context as it is, {one.name} would have served sooner"
+    else:
+        what = f"At {other.room.context_tokens:,} tokens {one.name} would have {slots}"
+    return f"{what}; expected queue wait {before:.0f} s -> {after:.0f} s."

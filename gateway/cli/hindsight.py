@@ -66,7 +66,9 @@ def told(path: Path, backend: str, given: Given) -> Told:
     if found is None or (found.law is None and not found.rooms):
         deployments.append(Deployment(present.name, present, None, UNSAID))
     elif isinstance(found.law, Pool):  # its windows are no slots
-        present = replace(present, pool_tokens=found.law.tokens)
+        present = replace(
+            present, pool_tokens=found.law.tokens, context_tokens=max(present.context_tokens, *given.contexts)
+        )
         deployments.append(Deployment(present.name, present, found.law))
     else:
         rooms = found.rooms if given.contexts or given.parallel else ()

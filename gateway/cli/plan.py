@@ -57,9 +57,7 @@ def plan(
     ] = "",
     fit: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE", help="A journal: play its requests with each window, and say how they fared."
-        ),
+        typer.Option(metavar="FILE", help="A journal: play its latest 3,000 requests with each window."),
     ] = None,
     backend: Annotated[
         str, typer.Option(metavar="NAME", help="Whose window it is, if the journal knows several.")

@@ -33,7 +33,8 @@ def simulate(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="A journal: its backends play too, as fast as it shows them, and alone without --engine.",
+            help="A journal: its backends play, as fast as its latest 3,000 requests show them; beside "
+            "those of --engine, if there are any.",
         ),
     ] = None,
     workload: Annotated[

@@ -224,6 +224,17 @@ def test_windows_that_are_named_are_all_that_is_played(
     assert [one["slots"] for one in found] == [2, 11]
 
 
+def test_a_pool_is_played_with_more_slots(capsys: pytest.CaptureFixture[str], journal: Path) -> None:
+    """A window of the pool is no slot: twice the slots at the window that there is. The journal is another
+    kind of engine's, so the play of the present is not what was seen, and that is said."""
+    arguments = ("--fit", str(journal), *VLLM)
+    found = told(capsys, *arguments)
+    assert [(one["context_tokens"], one["slots"]) for one in found] == [(1_048_576, 2), (1_048_576, 4)]
+    _, out, _ = run(capsys, *arguments)
+    assert "With about 4 slots instead of 2 and its context as it is" in out
+    assert re.search(r"\d+ s were waited on average, but a play of the present gives \d+ s", out)
+
+
 def test_without_a_law_there_is_only_the_present(capsys: pytest.CaptureFixture[str], journal: Path) -> None:
     """And the sentence that says what to add."""
     assert len(told(capsys, "--fit", str(journal))) == 1
