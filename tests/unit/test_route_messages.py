@@ -16,8 +16,8 @@ from gateway.errors import InvalidRequest
 from gateway.identify import priority_of
 from gateway.request import Request, parse
 from gateway.routes.messages import PING, STOP, CountTokens, Messages
-from policies.prompt_length import MEDIA_BYTES
 from gateway.sse import events, named_event
+from policies.prompt_length import MEDIA_BYTES
 from policies.types import Priority
 from tests.unit.streams import assembled, assert_any_split_is_the_same, document, passed, recorded, shape
 

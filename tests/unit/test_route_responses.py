@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from gateway import errors
 from gateway.accounting import TokenSource
 from gateway.request import Request, parse
-from policies.prompt_length import MEDIA_BYTES
 from gateway.routes.responses import Responses
 from gateway.sse import events, named_event
+from policies.prompt_length import MEDIA_BYTES
 from tests.unit.streams import assembled, assert_any_split_is_the_same, document, passed, recorded, shape
 
 ROUTE = Responses()
