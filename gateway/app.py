@@ -35,6 +35,7 @@ from gateway.inflight import Inflight, Inflights, Phase
 from gateway.lessons import Lessons
 from gateway.metrics import Metrics
 from gateway.models import Models
+from gateway.prefixes import Prefixes
 from gateway.probes import Probes
 from gateway.relay import Relay
 from gateway.routes import ROUTES
@@ -66,6 +67,7 @@ class Gateway:
             accepted=self.fleet.accepted,
             clock=clock,
         )
+        self.prefixes = Prefixes(self.metrics, clock)
         lessons = Lessons(self.admission.backends)
         history = History(clock)
         self.bookkeeper = Bookkeeper(settings.accounting, clock)
@@ -78,7 +80,7 @@ class Gateway:
             self.models,
             self.dispatcher,
             self.fleet,
-            Relay(self.fleet, self.dispatcher, self.metrics, clock),
+            Relay(self.fleet, self.dispatcher, self.prefixes, self.metrics, clock),
             Counting(self.fleet, self.admission),
             self.inflights,
             lessons,

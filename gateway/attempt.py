@@ -18,6 +18,7 @@ from gateway.engines.refusals import as_answer, names_usage
 from gateway.explanation import describe
 from gateway.fleet import Fleet
 from gateway.inflight import Inflight, Phase
+from gateway.prefixes import Prefixes
 from gateway.routes.missing import lacks_route
 from gateway.sse import EventSplitter, EventTooLarge
 from gateway.upstream import AnswerTooLarge, ConnectFailed, ConnectionLost, Exchange, Head
@@ -54,6 +55,7 @@ class Attempt:
         "_fleet",
         "_live",
         "_member",
+        "_prefixes",
         "_record",
         "_slot",
         "_streams",
@@ -65,6 +67,7 @@ class Attempt:
         self,
         fleet: Fleet,
         dispatcher: Dispatcher,
+        prefixes: Prefixes,
         budget: RetryBudget,
         clock: Callable[[], float],
         slot: Slot,
@@ -72,6 +75,7 @@ class Attempt:
     ) -> None:
         self._fleet = fleet
         self._dispatcher = dispatcher
+        self._prefixes = prefixes
         self._budget = budget
         self._clock = clock
         self._slot = slot
@@ -98,7 +102,9 @@ class Attempt:
             self._failed("connect", failed.cause)
             raise NotStarted("connect", CONNECT_PAUSE_SECONDS) from failed
         try:
-            live.client.headers = describe(slot, live, self._dispatcher.admission)  # the engine is at work
+            backend = self._dispatcher.admission.backends[member.name]
+            self._prefixes.look(live, slot.lease, backend)  # now that the engine is at work
+            live.client.headers = describe(slot, live, backend)
             await self._converse()
         except (ConnectionLost, AnswerTooLarge, EventTooLarge) as lost:
             raise await self._lost(lost) from lost

@@ -5,11 +5,11 @@ from __future__ import annotations
 from gateway.dispatcher import Slot
 from gateway.errors import Headers
 from gateway.inflight import Inflight
-from policies.admission import Admission
+from policies.types import Backend
 
 
-def describe(slot: Slot, live: Inflight, admission: Admission) -> Headers:
-    """Backend, wait and length; for clients that ask, also the reason and what of the prompt is cached."""
+def describe(slot: Slot, live: Inflight, backend: Backend) -> Headers:
+    """Backend, wait and length; for clients that ask, also the reason and what became of the prefix."""
     lease, record = slot.lease, live.record
     waited = (record.dispatched or record.arrived) - record.arrived
     headers = [
@@ -19,26 +19,32 @@ def describe(slot: Slot, live: Inflight, admission: Admission) -> Headers:
     ]
     if live.explains:
         headers += [
-            (b"x-slotgate-reason", _reason(slot, admission).encode()),
-            (b"x-slotgate-prefix", _prefix(slot, admission).encode()),
+            (b"x-slotgate-reason", _reason(slot, backend).encode()),
+            (b"x-slotgate-prefix", _prefix(slot, live, backend).encode()),
         ]
     return headers
 
 
-def _reason(slot: Slot, admission: Admission) -> str:
+def _reason(slot: Slot, backend: Backend) -> str:
     """Why the call went where it went, in one line."""
     lease = slot.lease
-    calibration = admission.backends[lease.backend].calibration
-    rates = "the engine's own rates" if calibration.learnt else "rates that are not learnt yet"
+    rates = "the engine's own rates" if backend.calibration.learnt else "rates that are not learnt yet"
     return (
         f"cheapest of those that could start, by {rates}: {lease.cost_seconds:.2f} s, "
         f"of which prefill {lease.prefill_seconds:.2f} s"
     )
 
 
-def _prefix(slot: Slot, admission: Admission) -> str:
-    """What is expected of the backend's cache."""
-    lease, call = slot.lease, slot.call
-    efficiency = admission.backends[lease.backend].service.cache_efficiency
-    found = f"{lease.cached_tokens} of {call.prompt_tokens} tokens"
-    return f"{found}; the engine finds {efficiency:.0%} of what matches"
+def _prefix(slot: Slot, live: Inflight, backend: Backend) -> str:
+    """Whether the prompt continues the one before, as far as they were compared, and what is expected of
+    the backend's cache."""
+    lease, call, verdict = slot.lease, slot.call, live.verdict
+    broken = verdict.difference if verdict is not None else None
+    parts = ["append" if broken is None else f"break; kind={broken.kind}; offset={broken.offset}"]
+    if broken is not None:
+        parts.append(f"path={broken.path}")
+    parts += [
+        f"cached={lease.cached_tokens}/{call.prompt_tokens}",
+        f"efficiency={backend.service.cache_efficiency:.2f}",
+    ]
+    return "; ".join(parts)

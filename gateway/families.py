@@ -96,6 +96,14 @@ LEARNT_RATE = Family(
 GATE_WAITS = Family(
     "slotgate_prefill_gate_waits_total", ("backend",), "Long prompts held back while another one prefills."
 )
+PREFIX_BREAKS = Family(
+    "slotgate_prefix_breaks_total",
+    ("kind",),
+    "Prompts that did not continue the turn before, by what differed.",
+)
+PREFIX_MENDS = Family(
+    "slotgate_prefix_mends_total", ("kind",), "Prompts whose head was held still, by what of it had changed."
+)
 RETRIES = Family("slotgate_retries_total", ("reason",), "Requests that started over, unseen by the client.")
 EJECTIONS = Family("slotgate_ejections_total", ("backend", "reason"), "Backends left alone after failures.")
 OVERHEAD = Family(
@@ -118,6 +126,8 @@ FED = (
     TPOT,
     REQUEST_SECONDS,
     TOKENS,
+    PREFIX_BREAKS,
+    PREFIX_MENDS,
     RETRIES,
     OVERHEAD,
     SHARED_STATE,

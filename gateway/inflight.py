@@ -19,6 +19,7 @@ from gateway.accounting import Record
 from gateway.client import Client
 from gateway.exchange import Exchange
 from gateway.request import Request
+from policies.stability import Verdict
 from policies.types import Call
 
 log = logging.getLogger("slotgate.inflight")
@@ -52,6 +53,7 @@ class Inflight:
     explains: bool = False  # the client asked why it went where it went
     may_repeat: bool = True  # once, after the engine's proven death
     call: Call | None = None
+    verdict: Verdict | None = None  # what became of its prefix, once it was compared
     exchange: Exchange | None = None  # with the engine that it was sent to last
     phase: Phase = Phase.QUEUED
     phase_since: float = 0.0

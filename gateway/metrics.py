@@ -27,6 +27,8 @@ from gateway.families import (
     LEARNT_RATE,
     OVERHEAD,
     PREFILL_SECONDS,
+    PREFIX_BREAKS,
+    PREFIX_MENDS,
     QUEUE_LENGTH,
     QUEUE_WAIT,
     REQUEST_SECONDS,
@@ -101,6 +103,14 @@ class Metrics:
     def retry(self, reason: str) -> None:
         """A request started over; the reasons are the code's own."""
         self._child(RETRIES, reason).inc()
+
+    def prefix_broken(self, kind: str) -> None:
+        """A prompt did not continue the one before; the kinds are the code's own."""
+        self._child(PREFIX_BREAKS, kind).inc()
+
+    def prefix_mended(self, kind: str) -> None:
+        """A prompt's head was held still."""
+        self._child(PREFIX_MENDS, kind).inc()
 
     def prefix_hit_ratio(self, backend: str) -> float | None:
         """Share of prompt tokens that this backend reported as cached, of late."""

@@ -13,6 +13,7 @@ from gateway.dispatcher import Dispatcher, Slot
 from gateway.fleet import Fleet
 from gateway.inflight import Inflight, Phase
 from gateway.metrics import Metrics
+from gateway.prefixes import Prefixes
 from policies.retry_budget import RetryBudget
 
 
@@ -20,10 +21,16 @@ class Relay:
     """Answers calls that hold a slot."""
 
     def __init__(
-        self, fleet: Fleet, dispatcher: Dispatcher, metrics: Metrics, clock: Callable[[], float]
+        self,
+        fleet: Fleet,
+        dispatcher: Dispatcher,
+        prefixes: Prefixes,
+        metrics: Metrics,
+        clock: Callable[[], float],
     ) -> None:
         self._fleet = fleet
         self._dispatcher = dispatcher
+        self._prefixes = prefixes
         self._metrics = metrics
         self._clock = clock
         self._budget = RetryBudget()
@@ -37,7 +44,7 @@ class Relay:
         while True:
             try:
                 return await Attempt(
-                    self._fleet, self._dispatcher, self._budget, self._clock, slot, live
+                    self._fleet, self._dispatcher, self._prefixes, self._budget, self._clock, slot, live
                 ).run()
             except NotStarted as refused:
                 live.record.retries += 1

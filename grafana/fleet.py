@@ -131,6 +131,20 @@ TOKENS = [
         stacked=True,
         about="estimated: no engine counted them, as when a client leaves in mid-stream.",
     ),
+    lines(
+        "Prefixes broken",
+        Query(rate("slotgate_prefix_breaks_total", by="kind"), "{{kind}}"),
+        unit="reqps",
+        stacked=True,
+        about="Prompts that did not continue the turn before, by what differed. `slotgate prefix`: whose.",
+    ),
+    lines(
+        "Prefixes held still",
+        Query(rate("slotgate_prefix_mends_total", by="kind"), "{{kind}}"),
+        unit="reqps",
+        stacked=True,
+        about="By `prefix.stabilise`, by what had changed.",
+    ),
 ]
 
 HEALTH = [

@@ -40,6 +40,16 @@ class Part(NamedTuple):
             at = end
         return b"".join((*kept, body[at : self.end]))
 
+    def place(self, offset: int) -> int:
+        """Where in the body the byte stands that has this offset in what is left of it."""
+        at = self.start
+        for start, end in self.cuts:
+            if at + offset < start:
+                break
+            offset -= start - at
+            at = end
+        return at + offset
+
 
 def piece(span: Span) -> Part:
     """All that stands there."""

@@ -1,0 +1,160 @@
+"""A head held still: what it becomes, and what must not happen to it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from typing import Any
+
+import pytest
+
+from policies.mending import Heads, day_of, ordered_tools
+from policies.volatility import Kind
+from tests.unit.conversations import TOOLS, tool
+
+UUIDS = [f"1f0e8c1a-58a1-4c1b-9f5e-0d0d2c9d1a{n}" for n in (11, 12, 13)]
+
+
+def raw(tools: Any) -> bytes:
+    return json.dumps(tools).encode()
+
+
+# -- tools ----------------------------------------------------------------------------------------
+
+
+def test_any_order_of_tools_becomes_one() -> None:
+    """All six orders of three tools, and any order of members, are the same bytes and the same tools."""
+    texts = {ordered_tools(raw(order))[0] for order in itertools.permutations(TOOLS)}
+    turned = [dict(reversed(tool["function"].items())) for tool in TOOLS]
+    texts.add(ordered_tools(raw([{"function": function, "type": "function"} for function in turned]))[0])
+    assert len(texts) == 1
+    assert json.loads(texts.pop()) == TOOLS
+
+
+def test_tells_what_was_changed() -> None:
+    """Order of tools, order of members, both, or nothing but spelling."""
+    ordered = json.loads(ordered_tools(raw(TOOLS))[0])
+    assert ordered_tools(raw(ordered))[1] == frozenset()
+    assert ordered_tools(raw(ordered[::-1]))[1] == {Kind.TOOL_ORDER}
+    assert ordered_tools(raw([dict(reversed(one.items())) for one in ordered]))[1] == {Kind.TOOL_KEY_ORDER}
+
+
+def test_done_twice_is_done_once() -> None:
+    """The form is one that stays."""
+    once, _ = ordered_tools(raw(TOOLS[::-1]))
+    assert ordered_tools(once) == (once, frozenset())
+
+
+def test_values_stay_as_they_are_written() -> None:
+    """Numbers to the digit, texts to the letter, arrays in their order."""
+    text = (
+        '[{"name":"a","x":[3,1,2],"n":1.0,"big":123456789012345678901,"e":1e400,"t":"é\\n\\ud800","z":null}]'
+    )
+    changed, _ = ordered_tools(text.encode())
+    for member in (b'"x":[3,1,2]', b'"n":1.0', b'"big":123456789012345678901', b'"e":1e400', b'"z":null'):
+        assert member in changed
+    assert json.loads(changed) == json.loads(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [b"", b"null", b"{}", b'[1,{"name":"a"}]', b'[{"a":1,"a":2}]', b"[" * 3000 + b"]" * 3000, b"[{]"],
+)
+def test_what_is_no_list_of_tools_stays(text: bytes) -> None:
+    """Also an object that has a key twice: which one counts is the engine's to say."""
+    assert ordered_tools(text) == (text, frozenset())
+
+
+def test_tools_without_names_and_alike_names_are_ordered_too() -> None:
+    """By what they are, whichever comes first."""
+    tools = [tool("a", "One."), tool("a", "Two."), {"type": "web_search"}]
+    assert len({ordered_tools(raw(order))[0] for order in itertools.permutations(tools)}) == 1
+
+
+# -- the system prompt -------------------------------------------------------------------------------
+
+
+def test_spans_are_held_at_their_first_values() -> None:
+    """Each kind, through all turns of a conversation, whatever its length."""
+    heads = Heads()
+    turns = [
+        f"It is 2026-11-30T09:0{n}:17Z. Session {UUIDS[n]}, request r{n}kq7zp1. You made {8 + n} calls."
+        for n in range(3)
+    ]
+    assert heads.still("a", 1, turns[0].encode()) == (turns[0].encode(), frozenset())
+    kinds = {Kind.TIME, Kind.UUID, Kind.RANDOM_ID, Kind.COUNTER}
+    for turn in turns[1:]:
+        assert heads.still("a", 1, turn.encode()) == (turns[0].encode(), kinds)
+    assert heads.still("a", 1, turns[0].encode()) == (turns[0].encode(), frozenset())
+
+
+def test_what_else_has_changed_is_sent_as_it_is() -> None:
+    """A prompt that was rewritten is the new one, with the values of its own turn."""
+    heads = Heads()
+    heads.still("a", 1, b"You help. It is 9:01.")
+    assert heads.still("a", 1, b"You help Mia. It is 9:02.") == (b"You help Mia. It is 9:02.", frozenset())
+    assert heads.still("a", 1, b"You help Mia. It is 9:03.") == (b"You help Mia. It is 9:02.", {Kind.TIME})
+
+
+def test_conversations_hold_their_own_values() -> None:
+    """An identifier of another one would be wrong, not only old."""
+    heads = Heads()
+    for number in (0, 1):
+        text = f"Session {UUIDS[number]}.".encode()
+        assert heads.still("a", number, text) == (text, frozenset())
+        assert heads.still("a", number, f"Session {UUIDS[2]}.".encode())[0] == text
+
+
+def test_a_new_conversation_begins_at_midnight() -> None:
+    """From the second one on all that begin on one day begin alike; the day stays, and so do times that never
+    change."""
+    heads = Heads()
+    texts = [
+        f"It is 2026-11-{day}, {hour:02}:15:09 UTC. Open from 09:00 to 17:30.".encode()
+        for day, hour in ((29, 8), (29, 9), (29, 23), (30, 10))
+    ]
+    sent = [heads.still("a", number, text)[0] for number, text in enumerate(texts)]
+    assert sent[0] == texts[0]
+    assert sent[1] == sent[2] == b"It is 2026-11-29, 00:00:00 UTC. Open from 09:00 to 17:30."
+    assert sent[3] == b"It is 2026-11-30, 00:00:00 UTC. Open from 09:00 to 17:30."
+    assert heads.still("a", 1, texts[2]) == (sent[1], {Kind.TIME})
+    assert heads.still("b", 1, texts[2]) == (texts[2], frozenset())
+
+
+def test_the_operators_patterns_come_first() -> None:
+    """They hold what no kind knows, and what one would cut short."""
+    heads = Heads(("mood: [a-z]+", "build [0-9.]+"))
+    heads.still("a", 1, b"mood: gay, build 1.2.3")
+    assert heads.still("a", 1, b"mood: sad, build 2.0") == (b"mood: gay, build 1.2.3", {Kind.PATTERN})
+
+
+@pytest.mark.parametrize(
+    ("time", "day"),
+    [
+        (b"9:15 AM", b"12:00 AM"),
+        (b"09:15 p.m", b"12:00 a.m"),
+        (b"12:04:33.123Z", b"00:00:00.000Z"),
+        (b"23:59:59+01:00", b"00:00:00+01:00"),
+        (b"20261130T123456Z", b"20261130T000000Z"),
+        (b"1764525600", b"1764460800"),
+        (b"1764525600123", b"1764460800000"),
+        (b"1764525600.5", b"1764460800"),
+    ],
+)
+def test_midnight_keeps_the_form(time: bytes, day: bytes) -> None:
+    """Whatever the hour, the same bytes come of it."""
+    assert day_of(time) == day
+    assert day_of(day) == day
+
+
+def test_memory_is_bounded() -> None:
+    """By number and by bytes; what was forgotten begins anew."""
+    heads = Heads(heads_max=100, bytes_max=50_000)
+    for number in range(10_000):
+        heads.still(f"a{number % 3}", number, b"It is 9:%02d. " % (number % 60) + b"x" * (number % 2000))
+        assert heads.memory_bytes <= 50_000
+        assert len(heads) <= 100
+    heads = Heads(heads_max=3)
+    for number in range(50):
+        heads.still("a", number % 4, b"It is 9:%02d." % number)
+    assert heads.memory_bytes == sum(head.memory_bytes for head in vars(heads)["_heads"].values())
