@@ -101,7 +101,7 @@ class StreamedAnswer:
         if data == b"[DONE]":
             self.done = True
             return self._released(event)
-        chunk = _object(data) if data is not None else None
+        chunk = object_of(data) if data is not None else None
         if chunk is None:  # a comment, or a line that is no JSON
             return event if self.first_token else b""
         if (error := self._route.failure(chunk)) is not None:
@@ -156,9 +156,10 @@ def _plain_bytes(block: bytes, markers: tuple[bytes, ...]) -> int:
     return before + 2 if before >= 0 else 0
 
 
-def _object(data: bytes) -> dict[str, Any] | None:
+def object_of(data: bytes) -> dict[str, Any] | None:
+    """The JSON object that this is; None if it is none."""
     try:
-        chunk = json.loads(data)
+        value = json.loads(data)
     except (ValueError, RecursionError):
         return None
-    return chunk if isinstance(chunk, dict) else None
+    return value if isinstance(value, dict) else None

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from gateway import errors
 from gateway.accounting import Usage
-from gateway.answer import StreamedAnswer
+from gateway.answer import StreamedAnswer, object_of
 from gateway.client import JSON
 from gateway.dispatcher import Dispatcher, Slot
 from gateway.engines.base import Answer, Failed, NoRoom, Overlength, Overload, Refusal
@@ -202,9 +202,9 @@ class Attempt:
         live.enter(Phase.DECODE, self._clock())
         live.progress_at = float("inf")  # nothing is heard until the whole answer is there
         body = await self._exchange.body(ANSWER_BYTES_MAX)
-        document = document_of(body)
-        if not isinstance(document, dict) or not request.route.is_answer(document):
-            told = isinstance(document, dict) and document.get("error")
+        document = object_of(body)
+        if document is None or not request.route.is_answer(document):
+            told = document is not None and document.get("error")
             cause = "a 200 with an error inside" if told else "a 200 without an answer inside"
             self._failed("answer", cause)
             raise errors.BackendFailed(cause, started=True)
@@ -352,14 +352,6 @@ class Attempt:
         self._dispatcher.apply(
             self._dispatcher.admission.failed(member.name, now, reason, trial=self._slot.lease.trial)
         )
-
-
-def document_of(body: bytes) -> object:
-    """The body as JSON; None if it is none."""
-    try:
-        return json.loads(body)
-    except (ValueError, RecursionError):
-        return None
 
 
 async def read_on(exchange: Exchange, answer: StreamedAnswer) -> bytes:
