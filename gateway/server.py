@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import httptools
+from uvicorn._types import ASGI3Application
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
@@ -36,7 +37,8 @@ class EdgeProtocol(HttpToolsProtocol):
     head_seconds_max = HEAD_SECONDS_MAX
     body_seconds_max = BODY_SECONDS_MAX
     transport: LingeringTransport
-    cycle: RequestResponseCycle | DirectArrival  # type: ignore[assignment]
+    cycle: RequestResponseCycle | DirectArrival  # type: ignore[assignment]  # the one that came last
+    _served: RequestResponseCycle | DirectArrival | None = None  # the one before those that wait
     gone: Callable[[], None] | None = None  # to be called when the client leaves
     _in_head = False
     _head_bytes = 0  # of the reads that have not finished it
@@ -110,9 +112,9 @@ class EdgeProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         self._in_head, self._refused = False, True
-        cycle = self.cycle
+        cycle = self._served
         if cycle is not None and not cycle.response_complete:
-            if cycle.response_started or self.pipeline:  # behind one that may have started
+            if cycle.response_started or cycle is not self.cycle:
                 self.transport.abort()
                 return
             cycle.disconnected = True
@@ -152,7 +154,7 @@ class EdgeProtocol(HttpToolsProtocol):
         serve = self._direct.get(self.url) if free and not self.expect_100_continue else None
         if serve is not None and parser.get_method() == b"POST" and parser.get_http_version() == "1.1":
             arrival = DirectArrival(self, self.url.decode(), self.headers, parser.should_keep_alive())
-            self.cycle = arrival
+            self.cycle = self._served = arrival
             arrival.task = self.loop.create_task(arrival.run(serve))
             self.tasks.add(arrival.task)
         else:
@@ -171,6 +173,10 @@ class EdgeProtocol(HttpToolsProtocol):
         cycle = self.cycle
         if self.scope["http_version"] == "1.0" and isinstance(cycle, RequestResponseCycle):
             cycle.send = unchunked(cycle)  # type: ignore[assignment, method-assign]
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._served = cycle
+        super()._start_asgi_task(cycle, app)
 
     def on_body(self, body: bytes) -> None:
         if isinstance(self.cycle, DirectArrival):
@@ -228,6 +234,9 @@ class EdgeProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
+        if self._served is not None:  # uvicorn tells the one that came last
+            self._served.disconnected = True
+            self._served.message_event.set()
         self._unset_keepalive_if_required()
         if self._late is not None:
             self._late.cancel()
