@@ -18,6 +18,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m gateway.demo.engine", description=__doc__.splitlines()[0]
     )
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--slots", type=int, default=1, help="sequences at the same time")
     parser.add_argument("--context", type=int, default=2048, help="tokens per slot")
@@ -29,7 +30,7 @@ def main() -> None:
     params = xllamacpp.CommonParams()
     params.model.path = options.model
     params.model_alias = {MODEL_NAME}
-    params.hostnames = ["127.0.0.1"]
+    params.hostnames = [options.host]
     params.port = options.port
     params.n_parallel = options.slots
     params.n_ctx = options.slots * options.context
