@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 from gateway.accounting import Record
 from gateway.auth import Key
 from gateway.options import AliasSettings
@@ -19,6 +21,7 @@ SESSION_HEADERS = (
     b"x-session-affinity",
     b"x-litellm-session-id",
 )
+PARENT_HEADER = b"x-parent-session-id"  # of a sub-agent's session (OpenCode)
 INTERACTIVE_PROMPT_TOKENS_MAX = 4096
 INTERACTIVE_OUTPUT_TOKENS_MAX = 1024
 NAME_LENGTH_MAX = 128
@@ -37,6 +40,24 @@ def conversation_of(headers: dict[bytes, bytes], request: Request) -> str | None
         if value := headers.get(name):
             return value.decode("latin-1")[:NAME_LENGTH_MAX]
     return request.session[:NAME_LENGTH_MAX] if request.session else None
+
+
+def thread_of(conversation: str | None, request: Request, chain: tuple[Link, ...]) -> Hashable:
+    """What tells the turns of one conversation from others: its name, else how its prompt begins, first
+    message included; None: neither is there."""
+    if conversation is not None or not chain:
+        return conversation
+    return chain[min(1 + request.has_tools, len(chain) - 1)].digest
+
+
+def accounts_of(
+    headers: dict[bytes, bytes], key: Key, agent: str, thread: Hashable
+) -> tuple[tuple[Hashable, ...], ...]:
+    """Who is charged for the call, from the key down: a sub-agent's calls are its parent's."""
+    if parent := headers.get(PARENT_HEADER):
+        thread = parent.decode("latin-1")[:NAME_LENGTH_MAX]
+    owner = (key.name, agent)
+    return ((key.name,), owner) if thread is None else ((key.name,), owner, (*owner, thread))
 
 
 def priority_of(headers: dict[bytes, bytes], request: Request, key: Key, prompt_tokens: int) -> Priority:
@@ -85,6 +106,7 @@ def call_of(
     record.key, record.agent = key.name, agent_of(headers, request, key)
     record.priority = priority_of(headers, request, key, prompt_tokens)
     record.prompt_tokens_estimated = prompt_tokens
+    thread = thread_of(record.conversation, request, chain)
     return Call(
         id=record.id,
         model=request.model,
@@ -93,8 +115,10 @@ def call_of(
         agent=record.agent,
         arrived=record.arrived,
         prompt_tokens=prompt_tokens,
+        conversation=thread,
+        accounts=accounts_of(headers, key, record.agent, thread),
         output_tokens_max=request.output_tokens_max,
-        outputs=outputs.of(request.model, record.priority),
+        outputs=outputs.of(request.model, record.priority, thread),
         chain=chain,
         body_bytes=len(request.body),
         start_by=start_by(headers, record.arrived, heartbeats=heartbeats),

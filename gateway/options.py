@@ -174,8 +174,8 @@ class RoutingSettings(Section):
         default=1,
         description="kept for interactive calls on backends with more than 2 slots, while such calls come",
     )
-    hold_seconds_max: Annotated[SecondsFromZero, Later("hold for a warm slot")] = Field(
-        default=60.0, description="longest wait for a slot with a cached prefix"
+    hold_seconds_max: SecondsFromZero = Field(
+        default=60.0, description="longest that a call leaves free slots to others for a better one"
     )
 
 
@@ -297,6 +297,7 @@ class Settings(Section):
             prefill_gate_seconds=self.routing.prefill_gate_seconds,
             long_prefills_per_backend=self.routing.long_prefills_per_backend,
             interactive_reserve_slots=self.routing.interactive_reserve_slots,
+            hold_seconds_max=self.routing.hold_seconds_max,
         )
 
 

@@ -17,7 +17,7 @@ from policies import filters
 from policies.calibration import Calibration
 from policies.placement import Place, Placement
 from policies.prefix import Shadow
-from policies.queue import Queue
+from policies.queue import Group, Queue, group_of
 from policies.service_model import ServiceModel
 from policies.tiers import Tiers
 from policies.types import (
@@ -61,9 +61,15 @@ class Admission:
             return [Rejected(call, Refusal.SHUTTING_DOWN)]
         self._placement.seen(call, now)
         waiting, alone = Waiting(call, now), not self.queue
-        decision = self._place(waiting, now, set()) if alone else self._unserved(call)
-        if decision is not None:
-            return [decision]
+        if alone:
+            self._placement.begin()
+            if (decision := self._place(waiting, now, set())) is not None:
+                return [decision]
+        else:
+            fitting = self._placement.fitting(call)
+            if isinstance(fitting, Rejected):
+                return [fitting]
+            self._placement.estimate(waiting, fitting)
         self.queue.put(waiting, now)
         decisions = [] if alone else self._dispatch(now)
         if call.id in self.queue and (rejected := self.queue.over_bounds(call, now)):
@@ -132,10 +138,11 @@ class Admission:
     def tick(self, now: float) -> list[Decision]:
         """Time passed: pauses end, waits become too long."""
         decisions, parched = self._dispatch(now), False
+        wait = self.queue.predicted_wait(len(self.queue))
+        unavailable = {group: self.unavailable(one.call) for group, one in self.queue.groups().items()}
         for waiting in self.queue:
-            wait = self.queue.predicted_wait(len(self.queue))
-            unavailable = self.unavailable(waiting.call)
-            if rejected := waiting.expired(now, self.limits, wait, unavailable=unavailable):
+            down = unavailable[group_of(waiting.call)]
+            if rejected := waiting.expired(now, self.limits, wait, unavailable=down):
                 parched |= self.queue.take(waiting.call.id).parched
                 decisions.append(rejected)
         return decisions + self._dispatch(now) if parched else decisions
@@ -272,35 +279,34 @@ class Admission:
     def _dispatch(self, now: float) -> list[Decision]:
         """Start every waiting call that can start, in order."""
         decisions: list[Decision] = []
-        if not self.queue or not self._any_free():  # then the queue need not even be sorted
+        if not self.queue or not (groups := self._with_room(now)):  # then the queue need not even be sorted
             return decisions
-        # Models, by route, without a free slot: a deep queue for one does not slow another.
-        full: set[tuple[str, str]] = set()
+        self._placement.begin()
         kept: set[str] = set()  # backends whose kv budget an overdue call waits for
-        for waiting in self.queue.ordered(now):
-            call = waiting.call
-            if (call.model, call.route) in full:
+        for waiting in self.queue.ranked(groups, now):
+            if group_of(waiting.call) not in groups:
                 continue
             decision = self._place(waiting, now, kept)
             if decision is None:
-                if not any(b.free and b.serves(call) for b in self.backends.values()):
-                    full.add((call.model, call.route))
                 continue
-            self.queue.take(call.id)
+            self.queue.take(waiting.call.id)
             decisions.append(decision)
-            if not self._any_free():
-                break
+            if isinstance(decision, Granted):
+                self._placement.started(self.backends[decision.lease.backend], now)
+                if not (groups := self._with_room(now)):
+                    break
         return decisions
 
-    def _any_free(self) -> bool:
-        return any(backend.free for backend in self.backends.values())
+    def _with_room(self, now: float) -> set[Group]:
+        """The kinds of waiting calls for which some backend has a free slot."""
+        return {group for group, one in self.queue.groups().items() if self._placement.room(one.call, now)}
 
     def _place(self, waiting: Waiting, now: float, kept: set[str]) -> Granted | Rejected | None:
         place = self._placement.find(waiting, now, kept)
-        return Granted(self._grant(waiting.call, place, now)) if isinstance(place, Place) else place
+        return Granted(self._grant(waiting, place, now)) if isinstance(place, Place) else place
 
-    def _grant(self, call: Call, place: Place, now: float) -> Lease:
-        backend, price, long = place
+    def _grant(self, waiting: Waiting, place: Place, now: float) -> Lease:
+        call, backend, price = waiting.call, place.backend, place.price
         assert backend.free > 0
         self._grants += 1
         lease = Lease(
@@ -311,10 +317,14 @@ class Admission:
             tokens=filters.expected_tokens(call),
             cached_tokens=price.cached_tokens,
             prefill_seconds=price.prefill_seconds,
+            decode_seconds=price.decode_seconds,
             cost_seconds=price.seconds,
-            long=long,
+            long=place.long,
             trial=backend.state is State.EJECTED,
         )
+        if place.rival is not None:
+            lease.rival, lease.rival_seconds = place.rival.backend.name, place.rival.seconds
+            lease.held_seconds = waiting.held(now)
         if not backend.prefilling and not backend.foreign:
             lease.work.alone, lease.work.begun = True, now
         lease.work.booking = backend.shadow.book(call.chain, call.prompt_tokens)
@@ -325,14 +335,11 @@ class Admission:
         backend.last_grant = self._grants
         return lease
 
-    def _unserved(self, call: Call) -> Rejected | None:
-        fitting = self._placement.fitting(call)
-        return fitting if isinstance(fitting, Rejected) else None
-
     def _release(self, lease: Lease, now: float) -> list[Decision]:
         id = lease.call.id
         backend = self.backends[lease.backend]
         lease.work.ended = backend.load.read(now)
+        self.queue.fairness.charge(lease.call, now - lease.granted)
         del self._leases[id], backend.leases[id]
         backend.held_tokens -= lease.tokens
         backend.leaving.discard(id)

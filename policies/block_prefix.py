@@ -31,6 +31,10 @@ class BlockShadow:
         links = held(chain, self._links)
         return self._matched_bytes(chain, links) if links else 0
 
+    def displaced_tokens(self, chain: Chain) -> int:
+        """Of a pool that all share only what nobody has asked for longest gives way."""
+        return 0
+
     def book(self, chain: Chain, prompt_tokens: int) -> Booking:
         """The backend starts on this prompt."""
         if not chain:

@@ -1,10 +1,20 @@
-"""What a call costs on a backend, in seconds: the one currency that holds across unlike engines."""
+"""What a call costs on a backend, in seconds: the one currency that holds across unlike engines.
+
+Its own seconds, and those that it takes from others: streams that nearly stop while its prompt is read, and
+go slower while it decodes beside them; a conversation whose cached prompt gives way to this one, if it
+comes back.
+"""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from policies.types import Backend, Call
+from policies.ejection import FAILURES_IN_A_ROW
+from policies.types import Backend, Call, Priority
+
+# What a second until the first token counts, beside one of the answer: somebody waits at a screen, or nobody.
+WEIGHTS = {Priority.INTERACTIVE: 6.0, Priority.AGENT: 1.0, Priority.BATCH: 0.3}
+RETURN_SHARE = 0.2  # of the seconds to read a prompt again that gives way: not every conversation goes on
 
 
 class Cost(NamedTuple):
@@ -13,24 +23,33 @@ class Cost(NamedTuple):
     cached_tokens: int
     prefill_seconds: float
     decode_seconds: float
+    harm_seconds: float = 0.0  # to others
+    risk_seconds: float = 0.0  # of having to do it again
 
     @property
     def seconds(self) -> float:
-        """Everything together."""
-        return self.prefill_seconds + self.decode_seconds
+        """Everything together, with nothing in its way."""
+        return self.prefill_seconds + self.decode_seconds + self.harm_seconds + self.risk_seconds
 
 
 def cost(call: Call, backend: Backend) -> Cost:
-    """Prefill of what is not cached there, and decode at the batch that results."""
-    cached = cached_tokens(call, backend)
-    service, batch = backend.service, len(backend.leases) + backend.foreign + 1
-    limit, usual = call.output_tokens_max, call.outputs.median
+    """Prefill of what is not cached there, decode at the batch that results, harm and risk."""
+    service, cached, tokens = backend.service, cached_tokens(call, backend), call.prompt_tokens
+    limit, usual = call.output_tokens_max, call.outputs.mean
     output = usual if limit is None else min(limit, usual)
-    return Cost(
-        cached_tokens=cached,
-        prefill_seconds=service.prefill_seconds(call.prompt_tokens, cached),
-        decode_seconds=service.decode_seconds(output, batch, call.prompt_tokens),
-    )
+    prefill = service.prefill_seconds(tokens, cached)
+    others = len(backend.leases) + backend.foreign
+    decode = service.decode_seconds(output, others + 1, tokens)
+    harm = 0.0
+    if others:
+        decoding = others - len(backend.prefilling)
+        rate = service.starved_tokens_per_second * service.token_seconds(max(1, decoding))
+        harm = prefill * decoding * max(0.0, 1 - rate) + output * service.decode_step_seconds * others
+    if displaced := backend.shadow.displaced_tokens(call.chain):
+        harm += RETURN_SHARE * service.prefill_seconds(displaced)
+    failures = backend.ejection.failures
+    risk = min(1.0, failures / FAILURES_IN_A_ROW) * (prefill + decode) if failures else 0.0
+    return Cost(cached, prefill, decode, harm, risk)
 
 
 def cached_tokens(call: Call, backend: Backend) -> int:

@@ -82,11 +82,17 @@ def blocked(
         return Reason.SLOTS
     if backend.kv_tokens is not None and parched(call, backend):
         return Reason.KV_BUDGET
-    # With two slots a reserve would halve the backend, so it starts above two.
-    reserved = limits.interactive_reserve_slots if interactive_seen and backend.slots > 2 else 0
-    if call.priority is not Priority.INTERACTIVE and free <= reserved:
+    if interactive_seen and free <= reserved_slots(call, backend, limits):
         return Reason.RESERVE
     return None
+
+
+def reserved_slots(call: Call, backend: Backend, limits: Limits) -> int:
+    """Slots there that are not for this call while interactive ones come. With two slots a reserve would
+    halve the backend, so it starts above two."""
+    if call.priority is Priority.INTERACTIVE or backend.slots <= 2:
+        return 0
+    return limits.interactive_reserve_slots
 
 
 def parched(call: Call, backend: Backend) -> bool:

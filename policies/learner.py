@@ -44,7 +44,7 @@ class Learner:
         tokens = counts.completion_tokens
         if completed and tokens:
             call = lease.call
-            self._outputs.learn(call.model, call.priority, tokens, call.output_tokens_max)
+            self._outputs.learn(call.model, call.priority, tokens, call.output_tokens_max, call.conversation)
         matched = _matched_tokens(lease, counts.prompt_tokens)
         share = None
         if counts.cached_tokens is not None:

@@ -1,27 +1,46 @@
-"""Which waiting call goes next: overdue ones first come first served, then by class, then by arrival.
+"""Which waiting call goes next: overdue ones first come first served, then by class, then those whose
+accounts had less, then by response ratio.
 
-The overdue tier is what keeps a lower class alive under a steady flow of a higher one.
+The response ratio is (wait + service) / service: short calls go first, but each second of waiting counts for
+them all, so long ones come to their turn. What is overdue goes before every class, or a steady flow of a
+higher one would starve it; of each agent only the call that came first can be, or whoever sends the most
+would soon go before all others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import heapq
+from collections.abc import Iterable, Iterator
 
-from policies.types import Call
+from policies.fairness import Account
+from policies.waiting import Waiting
 
 OVERDUE_SECONDS = 60.0
+OVERDUE_SERVICES = 4.0  # a long call may be expected to wait longer
+
+Rank = tuple[int, int, float, str]
 
 
-def ordered(calls: Iterable[Call], now: float) -> list[Call]:
-    """The calls in the order in which they may claim a slot."""
-    return sorted(calls, key=lambda call: rank(call, now))
+def rank(waiting: Waiting, now: float, ahead: set[Account], *, first: bool) -> Rank:
+    """The smaller goes first; the id decides between equals, so that runs repeat. `first`: of its agent."""
+    call = waiting.call
+    if first and overdue(waiting, now):
+        return (-1, 0, call.arrived, call.id)
+    after = 0
+    if ahead:
+        for account in call.accounts:  # a key counts more than all below it
+            after = 2 * after + (account in ahead)
+    return (call.priority, after, (call.arrived - now) / waiting.service_seconds, call.id)
 
 
-def rank(call: Call, now: float) -> tuple[int, float, str]:
-    """The smaller goes first; the id decides between calls of one instant, so that runs repeat."""
-    return (-1 if overdue(call, now) else call.priority, call.arrived, call.id)
-
-
-def overdue(call: Call, now: float) -> bool:
+def overdue(waiting: Waiting, now: float) -> bool:
     """Whether it has waited so long that it goes before every class."""
-    return now - call.arrived > OVERDUE_SECONDS
+    return now - waiting.call.arrived > max(OVERDUE_SECONDS, OVERDUE_SERVICES * waiting.service_seconds)
+
+
+def ranked(calls: Iterable[Waiting], firsts: set[str], ahead: set[Account], now: float) -> Iterator[Waiting]:
+    """The calls, best first; only as many are sorted as are asked for. `firsts`: ids, one of each agent."""
+    heap = [(rank(w, now, ahead, first=w.call.id in firsts), w) for w in calls]
+    heapq.heapify(heap)
+    while heap:
+        yield heapq.heappop(heap)[1]

@@ -1,18 +1,38 @@
-"""Where a call may start now, and at what cost; or what keeps it waiting; or why it will never start."""
+"""Where a call may start now, and at what cost; or what keeps it waiting; or why it will never start.
+
+Waiting costs seconds like everything else. A call that would start later on another backend, and be done
+sooner all the same, holds: it is foreseen there, those who come after it count on that, and it is looked at
+again at every event. So a warm prefix, or a faster engine, is waited for as long as that pays, and no longer.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from math import inf
 from typing import NamedTuple
 
 from policies import filters, order
-from policies.cost import Cost, cost
+from policies.cost import WEIGHTS, Cost, cost
+from policies.forecast import Booking, Forecast
 from policies.tiers import Tiers, levels, tiers
 from policies.types import Backend, Call, Limits, Priority, Reason, Refusal, Rejected, State
-from policies.waiting import Waiting
+from policies.waiting import SERVICE_SECONDS_MIN, Waiting
 
 INTERACTIVE_SEEN_SECONDS = 60.0  # the reserve is kept this long after an interactive call
+HOLD_SHARE = 0.9  # of what it would cost to start now: less must be promised by waiting, as promises may fail
+WAIT_SECONDS_MIN = 0.1  # of a call that cannot start now
+
+
+class Offer(NamedTuple):
+    """What a backend would cost a call, the wait for it included."""
+
+    seconds: float
+    last_grant: int  # ties go to the one granted longest ago
+    backend: Backend
+    price: Cost
+    wait_seconds: float
+    long: bool
 
 
 class Place(NamedTuple):
@@ -21,6 +41,7 @@ class Place(NamedTuple):
     backend: Backend
     price: Cost
     long: bool  # its prefill counts for the prefill gate
+    rival: Offer | None = None  # the next best, or a better one that was not worth the wait
 
 
 class Placement:
@@ -31,18 +52,51 @@ class Placement:
         self.interactive_at: float | None = None  # when the last interactive call came
         self._limits = limits
         self._backends = backends
+        self._forecasts: dict[str, Forecast] = {}  # as of this event
 
     def seen(self, call: Call, now: float) -> None:
         """A call arrived."""
         if call.priority is Priority.INTERACTIVE:
             self.interactive_at = now
 
+    def interactive_seen(self, now: float) -> bool:
+        """Whether interactive calls came lately."""
+        return self.interactive_at is not None and now - self.interactive_at <= INTERACTIVE_SEEN_SECONDS
+
     def models(self) -> tuple[str, ...]:
         """All models that some backend serves."""
         return tuple(sorted({model for b in self._backends.values() for model in b.models or ()}))
 
+    def begin(self) -> None:
+        """An event: what was foreseen before it no longer holds."""
+        if self._forecasts:
+            self._forecasts = {}
+
+    def started(self, backend: Backend, now: float) -> None:
+        """A call has just started there; those that wait for this backend still do."""
+        forecast = self._forecasts.get(backend.name)
+        if forecast is not None:
+            self._forecasts[backend.name] = forecast.again(backend, self._limits, now)
+
+    def room(self, call: Call, now: float) -> bool:
+        """Whether a backend of the call's model has a slot for its class; or none serves it any more."""
+        seen, serving = self.interactive_seen(now), False
+        for backend in self._backends.values():
+            if (not serving or backend.free) and backend.serves(call):
+                serving = True
+                reserved = filters.reserved_slots(call, backend, self._limits) if seen else 0
+                if backend.free > reserved:
+                    return True
+        return not serving and any(backend.free for backend in self._backends.values())
+
+    def estimate(self, waiting: Waiting, fitting: Tiers) -> None:
+        """How long the call would take, to rank it by before it is looked at."""
+        prices = [_price(waiting, backend) for backend in fitting[0]]
+        least = min(price.prefill_seconds + price.decode_seconds for price in prices)
+        waiting.service_seconds = max(SERVICE_SECONDS_MIN, least)
+
     def find(self, waiting: Waiting, now: float, kept: set[str]) -> Place | Rejected | None:
-        """The cheapest backend of the first tier in which one can take the call now; None: it waits.
+        """The best backend of the first tier in which one should take the call now; None: it waits.
 
         `kept`: backends whose kv budget is for calls that wait for it too long already; this one may add
         another.
@@ -50,10 +104,14 @@ class Placement:
         fitting = self.fitting(waiting.call)
         if isinstance(fitting, Rejected):  # an engine told its models, or came back with a smaller context
             return fitting
+        before, waiting.why = waiting.why, {}
         for tier in fitting:
-            if place := self._cheapest(waiting, tier, now, kept):
+            if place := self._choose(waiting, tier, now, kept):
                 return place
-        if order.overdue(waiting.call, now):
+        for name, reason in waiting.why.items():
+            if reason is Reason.GATE and before.get(name) is not Reason.GATE:
+                self.gate_waits[name] += 1
+        if order.overdue(waiting, now):
             kept |= _parched(waiting, fitting)
         return None
 
@@ -64,10 +122,12 @@ class Placement:
         a misspelt name would else wait for it in vain.
         """
         backends = [b for b in self._backends.values() if b.serves(call)]
-        dumb = all(b.models is None and b.state is State.DOWN for b in backends)
         if not backends and any(b.model_for(call) is not None for b in self._backends.values()):
             return Rejected(call, Refusal.NOT_FOUND)  # the model is there, the route is not
-        if not backends or (dumb and self.models()):
+        dumb = not backends or (
+            backends[0].models is None and all(b.models is None and b.state is State.DOWN for b in backends)
+        )
+        if dumb and (not backends or self.models()):
             return Rejected(call, Refusal.MODEL_NOT_FOUND, models=self.models())
         return tiers(call, backends) or self._too_long(call, backends)
 
@@ -75,34 +135,88 @@ class Placement:
         limit = filters.largest_context([b for level in levels(call, backends) for b in level])
         return Rejected(call, Refusal.CONTEXT_LENGTH_EXCEEDED, limit_tokens=limit)
 
-    def _cheapest(
-        self, waiting: Waiting, backends: Sequence[Backend], now: float, kept: set[str]
-    ) -> Place | None:
-        """The one where it costs least, if one can take the call; ties go to the one granted longest ago."""
-        best: tuple[float, int, Backend, Cost] | None = None
-        for backend in backends:
-            offer = Reason.KV_BUDGET if backend.name in kept else self._offer(waiting.call, backend, now)
-            if isinstance(offer, Cost):
-                if best is None or (offer.seconds, backend.last_grant) < best[:2]:
-                    best = (offer.seconds, backend.last_grant, backend, offer)
+    def _choose(self, waiting: Waiting, tier: Sequence[Backend], now: float, kept: set[str]) -> Place | None:
+        """Where the call costs least, its wait included, if that can take it now; else the best of those
+        that can, unless the other one is worth the wait."""
+        call, limits, seen = waiting.call, self._limits, self.interactive_seen(now)
+        weight = WEIGHTS[call.priority]
+        best: Offer | None = None
+        second: Offer | None = None
+        start: Offer | None = None  # the best of those that can take it
+        service_seconds = inf
+        for backend in tier:
+            reason = filters.blocked(call, backend, limits, now, interactive_seen=seen)
+            if reason is Reason.NOT_READY or reason is Reason.PAUSED:
+                waiting.why[backend.name] = reason
                 continue
-            if offer is Reason.GATE and waiting.why.get(backend.name) is not Reason.GATE:
-                self.gate_waits[backend.name] += 1
-            waiting.why[backend.name] = offer
-        return None if best is None else Place(best[2], best[3], self._long(best[3]))
+            if backend.name in kept:
+                reason = Reason.KV_BUDGET
+            price = _price(waiting, backend)
+            long = price.prefill_seconds > limits.prefill_gate_seconds
+            if reason is None and long and filters.gated(backend, limits):
+                reason = Reason.GATE
+            if reason is None and len(tier) == 1:
+                return Place(backend, price, long)
+            wait = ahead = 0.0
+            if reason is not None:
+                forecast = self._forecast(backend, now)
+                reserved = filters.reserved_slots(call, backend, limits) if seen else 0
+                wait = max(WAIT_SECONDS_MIN, forecast.wait(reserved, long=long))
+                ahead = max(wait, forecast.booked)
+            elif backend.prefilling:
+                ahead = self._forecast(backend, now).reading
+            waiting.why[backend.name] = reason or Reason.HOLD  # which holds if it waits
+            first = ahead + price.prefill_seconds + backend.service.first_token_seconds
+            others = price.decode_seconds + price.harm_seconds + price.risk_seconds
+            service_seconds = min(service_seconds, price.prefill_seconds + price.decode_seconds)
+            offer = Offer(weight * first + others, backend.last_grant, backend, price, wait, long)
+            if reason is None and _better(offer, start):
+                start = offer
+            if _better(offer, best):
+                best, second = offer, best
+            elif _better(offer, second):
+                second = offer
+        if best is None:
+            return None
+        waiting.service_seconds = max(SERVICE_SECONDS_MIN, service_seconds)
+        if start is not None and (start is best or not self._worth(waiting, best, start, now)):
+            return Place(start.backend, start.price, start.long, second if start is best else best)
+        waiting.hold(now, holds=start is not None)
+        self._book(waiting, best, seen, now)
+        return None
 
-    def _offer(self, call: Call, backend: Backend, now: float) -> Cost | Reason:
-        """What it would cost there now, or why it cannot start there; the cheap questions first, since
-        a full queue asks them of every call at every event."""
-        seen = self.interactive_at is not None and now - self.interactive_at <= INTERACTIVE_SEEN_SECONDS
-        reason = filters.blocked(call, backend, self._limits, now, interactive_seen=seen)
-        if reason is not None:
-            return reason
-        price = cost(call, backend)
-        return Reason.GATE if self._long(price) and filters.gated(backend, self._limits) else price
+    def _worth(self, waiting: Waiting, best: Offer, start: Offer, now: float) -> bool:
+        """Whether a call that could start now should wait for something better."""
+        return best.seconds < HOLD_SHARE * start.seconds and waiting.held(now) < self._limits.hold_seconds_max
 
-    def _long(self, price: Cost) -> bool:
-        return price.prefill_seconds > self._limits.prefill_gate_seconds
+    def _book(self, waiting: Waiting, best: Offer, seen: bool, now: float) -> None:
+        """The call will start there, as far as can be foreseen."""
+        waiting.starts_at = now + best.wait_seconds
+        reserved = filters.reserved_slots(waiting.call, best.backend, self._limits) if seen else 0
+        price = best.price
+        self._forecast(best.backend, now).book(
+            Booking(reserved, best.wait_seconds, price.prefill_seconds, price.decode_seconds, best.long)
+        )
+
+    def _forecast(self, backend: Backend, now: float) -> Forecast:
+        forecast = self._forecasts.get(backend.name)
+        if forecast is None:
+            forecast = self._forecasts[backend.name] = Forecast(backend, self._limits, now)
+        return forecast
+
+
+def _better(offer: Offer, than: Offer | None) -> bool:
+    return than is None or offer[:2] < than[:2]
+
+
+def _price(waiting: Waiting, backend: Backend) -> Cost:
+    """What the call costs there, worked out again only if something has changed."""
+    known = waiting.costs.get(backend.name)
+    if known is not None and known[0] == backend.changes and known[1] is backend.service:
+        return known[2]
+    price = cost(waiting.call, backend)
+    waiting.costs[backend.name] = (backend.changes, backend.service, price)
+    return price
 
 
 def _parched(waiting: Waiting, fitting: Tiers) -> set[str]:

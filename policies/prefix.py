@@ -50,6 +50,10 @@ class Shadow(Protocol):
         """Bytes of the prompt, from its start, that are probably cached."""
         ...
 
+    def displaced_tokens(self, chain: Chain) -> int:
+        """Tokens of the sequence that would give way to this prompt."""
+        ...
+
     def book(self, chain: Chain, prompt_tokens: int) -> Booking:
         """Record that the backend starts on this prompt. Booked at dispatch, not at completion:
         followers that arrive during a prefill must already count on it."""
@@ -84,6 +88,7 @@ class Sequence:
 
     chain: Chain
     used: int
+    tokens: int
     running: int = 1  # requests that are at it
 
 
@@ -111,6 +116,21 @@ class PrefixShadow:
         links = held(chain, self._holders)
         return self._matched_bytes(chain, links) if links else 0
 
+    def displaced_tokens(self, chain: Chain) -> int:
+        """Tokens of the sequence that would give way to this prompt: nothing while there is room, or where
+        it goes on from what an idle slot holds."""
+        if not chain or len(self._sequences) < self.sequences_max:
+            return 0
+        links = held(chain, self._holders)
+        if links and not self._copies:
+            last = chain[links - 1]
+            basis = max(self._holders[last.digest], key=lambda sequence: sequence.used)
+            if not basis.running and last.end_bytes > SIMILAR * chain[-1].end_bytes:
+                return 0 if basis.chain[-1] == last else basis.tokens
+        elif any((s := self._sequences.get(link.digest)) and not s.running for link in chain[:links]):
+            return 0
+        return next((s.tokens for s in self._sequences.values() if not s.running), 0)
+
     def book(self, chain: Chain, prompt_tokens: int = 0) -> Booking:
         """The backend starts on this prompt."""
         if not chain:
@@ -123,7 +143,7 @@ class PrefixShadow:
             booking = Booking(self._matched_bytes(chain, links), basis.used)
             if not self._copies and not basis.running and last.end_bytes > SIMILAR * chain[-1].end_bytes:
                 self._forget(basis)
-        self._continue(chain)
+        self._continue(chain, prompt_tokens)
         while len(self._sequences) > self.sequences_max:
             idle = (sequence for sequence in self._sequences.values() if not sequence.running)
             self._forget(next(idle, None) or next(iter(self._sequences.values())))
@@ -158,9 +178,9 @@ class PrefixShadow:
         answer = whole is not None and not whole.running and links + 1 < len(chain)
         return chain[links if answer else links - 1].end_bytes
 
-    def _continue(self, chain: Chain) -> None:
+    def _continue(self, chain: Chain, prompt_tokens: int) -> None:
         """The prompt's sequence, in the place of the one that it continues."""
-        sequence = Sequence(chain, self._bookings)
+        sequence = Sequence(chain, self._bookings, prompt_tokens)
         for link in reversed(chain):
             earlier = self._sequences.get(link.digest)
             if earlier is None:

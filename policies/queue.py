@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Hashable, Iterator, Mapping
 
 from policies import order
+from policies.fairness import Fairness
 from policies.release_rate import ReleaseRate
 from policies.types import Call, Limits, Priority, Refusal, Rejected
 from policies.waiting import Waiting
+
+Group = tuple[str, str, Priority]  # calls of one model, route and class find the same slots
 
 
 class Queue:
@@ -16,8 +20,11 @@ class Queue:
 
     def __init__(self, limits: Limits) -> None:
         self.bytes = 0  # of their bodies
+        self.fairness = Fairness()
         self._limits = limits
         self._waiting: dict[str, Waiting] = {}
+        self._groups: dict[Group, dict[str, Waiting]] = {}
+        self._flows: dict[Hashable, list[tuple[float, str]]] = {}  # arrivals and ids, by agent
         self._releases = ReleaseRate()
 
     def __len__(self) -> int:
@@ -32,29 +39,53 @@ class Queue:
 
     def put(self, waiting: Waiting, now: float) -> None:
         """A call begins to wait."""
+        call = waiting.call
         if not self._waiting:
             self._releases.waits(now)
-        self._waiting[waiting.call.id] = waiting
-        self.bytes += waiting.call.body_bytes
+        self._waiting[call.id] = waiting
+        self._groups.setdefault(group_of(call), {})[call.id] = waiting
+        insort(self._flows.setdefault(_flow(call), []), (call.arrived, call.id))
+        self.fairness.waits(call)
+        self.bytes += call.body_bytes
 
     def take(self, id: str) -> Waiting:
         """A call waits no more, for whatever reason."""
         waiting = self._waiting.pop(id)
-        self.bytes -= waiting.call.body_bytes
+        call = waiting.call
+        group, flow = self._groups[group_of(call)], self._flows[_flow(call)]
+        del group[id], flow[bisect_left(flow, (call.arrived, id))]
+        if not group:
+            del self._groups[group_of(call)]
+        if not flow:
+            del self._flows[_flow(call)]
+        self.fairness.left(call)
+        self.bytes -= call.body_bytes
         return waiting
 
     def released(self, now: float) -> None:
         """A slot became free."""
         self._releases.released(now, waiting=bool(self._waiting))
 
-    def ordered(self, now: float) -> list[Waiting]:
-        """Those who wait, in the order in which they may claim a slot."""
-        calls = order.ordered([waiting.call for waiting in self._waiting.values()], now)
-        return [self._waiting[call.id] for call in calls]
+    def groups(self) -> dict[Group, Waiting]:
+        """The kinds of calls that wait, each with one of them."""
+        return {group: next(iter(calls.values())) for group, calls in self._groups.items()}
 
-    def lengths(self) -> Counter[Priority]:
+    def ranked(self, groups: Collection[Group], now: float) -> Iterator[Waiting]:
+        """The calls of these kinds, in the order in which they may claim a slot."""
+        calls = [waiting for group in groups for waiting in self._groups[group].values()]
+        firsts = {flow[0][1] for flow in self._flows.values()}
+        return order.ranked(calls, firsts, self.fairness.ahead(), now)
+
+    def ordered(self, now: float) -> list[Waiting]:
+        """All of them in that order."""
+        return list(self.ranked(self._groups, now))
+
+    def lengths(self) -> Mapping[Priority, int]:
         """Waiting calls by class."""
-        return Counter(waiting.call.priority for waiting in self._waiting.values())
+        lengths: Counter[Priority] = Counter()
+        for (_, _, priority), calls in self._groups.items():
+            lengths[priority] += len(calls)
+        return lengths
 
     def predicted_wait(self, position: int) -> float | None:
         """Seconds until the call at this place starts; None until releases were seen."""
@@ -67,7 +98,17 @@ class Queue:
             return Rejected(call, Refusal.QUEUE_FULL, self.predicted_wait(0))
         if call.start_by is None:
             return None
-        rank = order.rank(call, now)
-        wait = self.predicted_wait(sum(order.rank(w.call, now) < rank for w in self._waiting.values()))
+        position = next(i for i, waiting in enumerate(self.ordered(now)) if waiting.call is call)
+        wait = self.predicted_wait(position)
         late = wait is not None and now + wait > call.start_by
         return Rejected(call, Refusal.WAIT_TOO_LONG, wait) if late else None
+
+
+def group_of(call: Call) -> Group:
+    """The kind of a call."""
+    return call.model, call.route, call.priority
+
+
+def _flow(call: Call) -> Hashable:
+    """Whose call it is: of the agent, where accounts tell the key too, else by its name."""
+    return call.accounts[1] if len(call.accounts) > 1 else call.agent

@@ -8,6 +8,7 @@ Times are seconds on the caller's monotonic clock, durations seconds, sizes toke
 from __future__ import annotations
 
 import enum
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 from policies.calibration import Calibration
@@ -65,6 +66,7 @@ class Reason(enum.StrEnum):
     KV_BUDGET = "kv_budget"
     GATE = "prefill_gate"
     RESERVE = "interactive_reserve"
+    HOLD = "hold"  # it could start, but it is worth the wait to start elsewhere
     STANDBY = "standby"  # a backup or fallback, and a better one is ready
 
 
@@ -91,6 +93,8 @@ class Call:
     agent: str
     arrived: float
     prompt_tokens: int
+    conversation: Hashable = None  # None: nobody can tell
+    accounts: tuple[tuple[Hashable, ...], ...] = ()  # charged: the key's, the agent's, the conversation's
     prompt_counted: bool = False  # by the engine's own tokenizer; else estimated
     output_tokens_max: int | None = None
     outputs: OutputTokens = UNKNOWN  # how long answers of its class are
@@ -112,8 +116,12 @@ class Lease:
     tokens: int  # that it may hold: prompt and a usual answer
     cached_tokens: int
     prefill_seconds: float
+    decode_seconds: float
     cost_seconds: float
     long: bool  # its prefill counts for the prefill gate
+    rival: str = ""  # the backend that was next best
+    rival_seconds: float = 0.0  # what it would have cost there, waiting included
+    held_seconds: float = 0.0  # for which it left other slots free, to start here
     trial: bool = False  # the one request that a half-open backend gets
     work: Work = field(default_factory=Work)
 
@@ -159,6 +167,7 @@ class Limits:
     prefill_gate_seconds: float = 1.0
     long_prefills_per_backend: int = 1
     interactive_reserve_slots: int = 1
+    hold_seconds_max: float = 60.0
 
 
 @dataclass(slots=True, eq=False)
@@ -182,6 +191,7 @@ class Backend:
     routes: frozenset[str] = frozenset()
     foreign: int = 0  # requests at the engine that are not ours
     paused_until: float = 0.0
+    changes: int = 0  # of what runs there, and so of what its cache holds
     last_grant: int = 0  # serial number, so that ties rotate
     leases: dict[str, Lease] = field(default_factory=dict)  # by call id, leaving ones included
     leaving: set[str] = field(default_factory=set)  # the client left, the engine may still be at it
@@ -194,6 +204,7 @@ class Backend:
 
     def turn(self, now: float) -> None:
         """Its leases, or what it reads, have just changed."""
+        self.changes += 1
         reading = len(self.prefilling)
         self.load.change(now, len(self.leases) + self.foreign - reading, reading > 0)
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from policies.cost import Cost
+from policies.service_model import ServiceModel
 from policies.types import Call, Limits, Reason, Refusal, Rejected
 
 UNAVAILABLE_RETRY_SECONDS = 5.0  # nobody knows when an engine comes back
+SERVICE_SECONDS_MIN = 0.2
 
 
 @dataclass(slots=True, eq=False)
@@ -17,11 +20,27 @@ class Waiting:
     since: float  # when it came to wait, the last time: what an engine took before is no wait
     why: dict[str, Reason] = field(default_factory=dict)  # by backend, at the last look
     unavailable_since: float | None = None  # all backends of its model are down or ejected
+    service_seconds: float = SERVICE_SECONDS_MIN  # on the backend that would be done first
+    starts_at: float | None = None  # as the last look at it foresaw
+    held_seconds: float = 0.0  # for which it left slots free that it could have taken
+    held_since: float | None = None  # it does so now
+    costs: dict[str, tuple[int, ServiceModel, Cost]] = field(default_factory=dict)  # by backend, as of when
 
     @property
     def parched(self) -> bool:
         """Whether it lacked nothing but kv budget somewhere: some may have been kept for it."""
         return Reason.KV_BUDGET in self.why.values()
+
+    def held(self, now: float) -> float:
+        """Seconds for which it left slots free until now."""
+        return self.held_seconds + (0.0 if self.held_since is None else now - self.held_since)
+
+    def hold(self, now: float, *, holds: bool) -> None:
+        """From now on it leaves a slot free, or there is none that it could take."""
+        if holds and self.held_since is None:
+            self.held_since = now
+        elif not holds and self.held_since is not None:
+            self.held_seconds, self.held_since = self.held(now), None
 
     def expired(
         self, now: float, limits: Limits, wait_seconds: float | None, *, unavailable: bool

@@ -113,7 +113,9 @@ class Slotgate:
             agent=program.tenant,
             arrived=request.arrived,
             prompt_tokens=turn.prompt_tokens,
-            outputs=self._outputs.of(MODEL, program.priority),
+            conversation=program.name,
+            accounts=(("",), ("", program.tenant), ("", program.tenant, program.name)),
+            outputs=self._outputs.of(MODEL, program.priority, program.name),
             chain=links,
             body_bytes=turn.prompt_tokens * BYTES_PER_TOKEN,
         )

@@ -9,6 +9,7 @@ from policies.admission import Admission
 from policies.order import OVERDUE_SECONDS
 from policies.placement import INTERACTIVE_SEEN_SECONDS
 from policies.types import Backend, Call, Decision, Granted, Lease, Limits, Priority, Reason, Rejected, State
+from policies.waiting import Waiting
 from tests.simulation.engine import SimulatedEngine
 
 OUTPUT_TOKENS = 2048
@@ -128,7 +129,8 @@ class Invariants:
         for waiting in self._admission.queue:
             for backend in self._fitting(waiting.call):
                 self._must(
-                    self._excused(waiting.call, backend, waiting.why.get(backend.name)),
+                    self._excused(waiting.call, backend, waiting.why.get(backend.name))
+                    or self._holds(waiting, backend),
                     f"{waiting.call.id} waits although {backend.name} is free",
                 )
 
@@ -145,6 +147,20 @@ class Invariants:
             gated(call, backend, limits, reason)
             or self._reserved(call, backend, limits, noticed)
             or (reason is Reason.KV_BUDGET and (parched(call, backend) or self._kept(call, backend)))
+        )
+
+    def _holds(self, waiting: Waiting, backend: Backend) -> bool:
+        """Whether the call leaves this slot free for a better one: that one must be out of reach now, and the
+        time for which a call may do so not over."""
+        others = [b for b in self._fitting(waiting.call) if b is not backend]
+        return (
+            waiting.why.get(backend.name) is Reason.HOLD
+            and waiting.held_since is not None
+            and waiting.held(self._clock()) <= self._admission.limits.hold_seconds_max + self._tick_seconds
+            and any(
+                waiting.why.get(b.name) not in (None, Reason.HOLD, Reason.NOT_READY, Reason.PAUSED)
+                for b in others
+            )
         )
 
     def _kept(self, call: Call, backend: Backend) -> bool:

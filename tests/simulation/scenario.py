@@ -142,6 +142,7 @@ def _limits(random: Random, unit: float) -> Limits:
         prefill_gate_seconds=1.0,
         long_prefills_per_backend=random.choice((1, 1, 2)),
         interactive_reserve_slots=random.choice((0, 1, 1, 2)),
+        hold_seconds_max=unit * random.choice((0, 2, 60)),
     )
 
 
@@ -170,6 +171,7 @@ def _call(random: Random, unit: float, number: int) -> CallPlan:
             prompt_tokens=random.choice(PROMPTS),
             prompt_counted=random.random() < 0.3,
             output_tokens_max=random.choice((None, 16, 65536)),
+            accounts=_accounts(number),
             chain=_chain(random),
             body_bytes=random.choice((100, 400, 1500)),
             start_by=arrived + waits_for if random.random() < 0.15 else None,
@@ -182,6 +184,11 @@ def _call(random: Random, unit: float, number: int) -> CallPlan:
         stops_after=random.choice((None, 0.0, unit, 3 * unit)),
         lingers=random.random() < 0.2,
     )
+
+
+def _accounts(number: int) -> tuple[tuple[str, ...], ...]:
+    key, agent = f"key-{number % 2}", f"agent-{number % 4}"
+    return (key,), (key, agent), (key, agent, f"conversation-{number % 12}")
 
 
 def _chain(random: Random) -> tuple[Link, ...]:

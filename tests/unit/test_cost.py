@@ -24,8 +24,8 @@ def test_never_believes_in_a_huge_max_tokens() -> None:
 
 
 def test_the_usual_answer_is_that_of_the_class() -> None:
-    """Its median is paid for, unless the client wants less."""
-    outputs = OutputTokens(median=1000, p90=3000)
+    """Its mean is paid for, unless the client wants less."""
+    outputs = OutputTokens(mean=1000, p90=3000)
     long, short = (cost(a_call(output_tokens_max=n, outputs=outputs), a_backend()) for n in (65536, 100))
     assert long.decode_seconds == pytest.approx(38.0)
     assert short.decode_seconds == pytest.approx(3.8)

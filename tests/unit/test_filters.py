@@ -19,7 +19,7 @@ def names(backends: object) -> list[str]:
 
 def occupy(backend: Backend, id: str, *, long: bool = False, trial: bool = False) -> None:
     call = a_call(id)
-    backend.leases[id] = Lease(call, backend.name, MODEL, 0.0, 0, 0, 0.1, 1.0, long, trial)
+    backend.leases[id] = Lease(call, backend.name, MODEL, 0.0, 0, 0, 0.1, 1.0, 1.1, long, trial=trial)
     backend.prefilling.add(id)
 
 
@@ -64,8 +64,8 @@ def test_fits_by_prompt_and_a_usual_answer(
 def test_the_usual_answer_is_that_of_the_class() -> None:
     """Answers that are known to be short fit where a guess of 2,048 would not, long ones do not."""
     short, long = (
-        a_call(prompt_tokens=3000, prompt_counted=True, outputs=OutputTokens(median, p90))
-        for median, p90 in ((50, 400), (900, 4000))
+        a_call(prompt_tokens=3000, prompt_counted=True, outputs=OutputTokens(mean, p90))
+        for mean, p90 in ((50, 400), (900, 4000))
     )
     assert names(filters.fitting(short, [SMALL, LARGE])) == ["small", "large"]
     assert names(filters.fitting(long, [SMALL, LARGE])) == ["large"]

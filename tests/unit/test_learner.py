@@ -107,7 +107,7 @@ def test_an_answer_without_first_token_teaches_no_rates(streamed: bool) -> None:
         stage.admission.finish(lease.call.id, stage.now)
         stage.learner.ended(lease, Counts(1000, 0, 100 + turn), streamed=streamed, completed=True)
     assert (stage.backend.service != ServiceModel()) == streamed
-    assert stage.outputs.of("m", Priority.AGENT).median == pytest.approx(115, abs=2)
+    assert stage.outputs.of("m", Priority.AGENT).mean == pytest.approx(115, abs=2)
 
 
 def test_an_answer_that_was_cut_short_teaches_no_length() -> None:

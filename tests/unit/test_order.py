@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from policies import order
-from policies.types import Priority
+from policies.types import Call, Priority
+from policies.waiting import Waiting
 from tests.unit.fleet import a_call
 
 
-def ids(*calls: object, now: float) -> list[str]:
-    return [call.id for call in order.ordered(calls, now)]  # type: ignore[arg-type]
+def ids(*calls: Call, now: float, ahead: tuple[str, ...] = (), service_seconds: float = 1.0) -> list[str]:
+    waiting = [Waiting(call, call.arrived, service_seconds=service_seconds) for call in calls]
+    firsts = {min((c.arrived, c.id) for c in calls if c.agent == one.agent)[1] for one in calls}
+    return [w.call.id for w in order.ranked(waiting, firsts, {(name,) for name in ahead}, now)]
 
 
 def test_goes_by_class_then_by_arrival() -> None:
-    """A higher class goes first; within a class, whoever came first."""
+    """A higher class goes first; of calls as long as each other, whoever came first."""
     calls = (
         a_call("batch", priority=Priority.BATCH, arrived=0.0),
         a_call("agent-2", priority=Priority.AGENT, arrived=2.0),
@@ -22,24 +25,51 @@ def test_goes_by_class_then_by_arrival() -> None:
     assert ids(*calls, now=10.0) == ["interactive", "agent-1", "agent-2", "batch"]
 
 
+def test_a_short_call_passes_a_long_one_that_has_not_waited_long() -> None:
+    """By response ratio: 10 seconds are much for a call of one second, and little for one of thirty."""
+    long = Waiting(a_call("long", arrived=0.0), 0.0, service_seconds=30.0)
+    short = Waiting(a_call("short", arrived=50.0), 50.0, service_seconds=1.0)
+    for now, first in ((50.1, "long"), (53.0, "short"), (51.0, "long")):
+        assert next(order.ranked([long, short], set(), set(), now)).call.id == first
+
+
+def test_who_had_more_goes_after_the_others_of_its_class() -> None:
+    """And a key counts more than an agent of it."""
+    rich = a_call("rich", accounts=(("k",), ("k", "rich")), arrived=0.0)
+    poor = a_call("poor", accounts=(("k",), ("k", "poor")), arrived=5.0)
+    batch = a_call("batch", accounts=(("k",), ("k", "poor")), arrived=0.0, priority=Priority.BATCH)
+    waiting = [Waiting(call, 0.0, service_seconds=1.0) for call in (batch, rich, poor)]
+    ranked = order.ranked(waiting, set(), {("k", "rich")}, 10.0)
+    assert [w.call.id for w in ranked] == ["poor", "rich", "batch"]
+
+
 def test_an_overdue_call_goes_before_every_class() -> None:
     """A call that waited over a minute is not passed any more, or a steady flow of a higher class
     would starve it."""
     calls = (
-        a_call("interactive", priority=Priority.INTERACTIVE, arrived=65.0),
+        a_call("interactive", agent="person", priority=Priority.INTERACTIVE, arrived=65.0),
         a_call("batch", priority=Priority.BATCH, arrived=5.0),
     )
     assert ids(*calls, now=65.0) == ["interactive", "batch"]
     assert ids(*calls, now=65.1) == ["batch", "interactive"]
+    assert ids(*calls, now=84.9, service_seconds=20.0) == ["interactive", "batch"]
+    assert ids(*calls, now=85.1, service_seconds=20.0) == ["batch", "interactive"]
 
 
 def test_overdue_calls_go_by_arrival_alone() -> None:
-    """Among overdue calls the class is forgotten."""
+    """Among overdue calls class and accounts are forgotten."""
     calls = (
-        a_call("interactive", priority=Priority.INTERACTIVE, arrived=2.0),
-        a_call("batch", priority=Priority.BATCH, arrived=1.0),
+        a_call("interactive", agent="person", priority=Priority.INTERACTIVE, arrived=2.0),
+        a_call("batch", priority=Priority.BATCH, arrived=1.0, accounts=(("k",),)),
     )
-    assert ids(*calls, now=100.0) == ["batch", "interactive"]
+    assert ids(*calls, now=100.0, ahead=("k",)) == ["batch", "interactive"]
+
+
+def test_of_each_agent_one_call_is_overdue() -> None:
+    """The one that came first: a crowd of one agent does not become a wall before all others."""
+    crowd = [a_call(f"crowd-{number}", arrived=float(number)) for number in range(3)]
+    person = a_call("person", agent="person", priority=Priority.INTERACTIVE, arrived=99.0)
+    assert ids(*crowd, person, now=100.0) == ["crowd-0", "person", "crowd-1", "crowd-2"]
 
 
 def test_calls_of_one_instant_have_a_fixed_order() -> None:

@@ -76,7 +76,7 @@ BROKEN = [
     ("[queue]\nwait_seconds_max = inf", "queue.wait_seconds_max", "must be"),
     ('[queue]\nheartbeat = "loud"', "queue.heartbeat", "must be 'auto', 'chunk', 'comment' or 'off'"),
     ("[routing]\nlong_prefills_per_backend = 0", "routing.long_prefills_per_backend", "must be greater"),
-    ("[routing]\nhold_seconds_max = 5", "routing.hold_seconds_max", "has no hold for a warm slot yet"),
+    ("[routing]\nhold_seconds_max = -1", "routing.hold_seconds_max", "must be greater"),
     ("backends = 1", "backends", "must be a list"),
     ("[[backends]]", "backends[0].url", "is missing"),
     ('[[backends]]\nurl = "10.0.0.1:8080"', "backends[0].url", "must be a URL as http://HOST:PORT"),
