@@ -19,8 +19,9 @@ DEFAULTS = Limits()
 WINDOWS = tuple(2**power for power in range(12, 21))  # that operators choose: 4,096 to 1,048,576
 MOST = 0.99  # of the requests must fit, or a window is not worth a look
 CHOICES_MAX = 4  # for one backend
-PLAYED_MAX = 3000  # requests in all plays together; one takes 2 to 10 ms
-PLAYED_MIN = 200  # in one play, the latest ones
+PLAYS_MAX = 16  # of all backends' choices, but one of each is looked at
+PLAYED_MAX = 6000  # requests in all plays together; one takes 1 to 10 ms
+PLAYED_MIN = 300  # in one play, the latest ones
 ENOUGH = 20  # requests, to say what is better
 WORTH = 0.9  # of the mean wait: a better one is worth a restart
 WORTH_SECONDS = 1.0  # and saves so much
@@ -71,7 +72,7 @@ def advise(asked: Iterable[Asked], fleet: Sequence[Deployment], limits: Limits =
     present = play(rows, [one.profile for one in fleet], limits)
     alternatives: list[Alternative] = []
     for one in fleet:
-        for room in choices(one, rows):
+        for room in choices(one, rows, _choices(fleet)):
             profiles = [changed(other, one, room) for other in fleet]
             if room.slots and within(rows, max(profile.context_tokens for profile in profiles)):
                 alternatives.append(Alternative(one.name, room, play(rows, profiles, limits)))
@@ -94,16 +95,23 @@ def advise(asked: Iterable[Asked], fleet: Sequence[Deployment], limits: Limits =
 
 def latest(asked: Iterable[Asked], fleet: Sequence[Deployment]) -> list[Asked]:
     """As many of them as can be played in every way within a bounded time."""
-    plays = 1 + CHOICES_MAX * sum(one.law is not None for one in fleet)
+    plays = 1 + _choices(fleet) * len(fleet)
     return sorted(asked, key=lambda row: row.arrived)[-max(PLAYED_MIN, PLAYED_MAX // plays) :]
 
 
-def choices(one: Deployment, asked: Sequence[Asked]) -> list[Room]:
+def _choices(fleet: Sequence[Deployment]) -> int:
+    """How many windows of each backend can be looked at."""
+    laws = sum(one.law is not None for one in fleet)
+    return min(CHOICES_MAX, max(1, PLAYS_MAX // max(1, laws)))
+
+
+def choices(one: Deployment, asked: Sequence[Asked], limit: int = CHOICES_MAX) -> list[Room]:
     """The windows of this backend that are worth a play: those that hold nearly all requests and give
-    another number of slots."""
+    another number of slots. Of too many, those that hold all and give most."""
     if one.rooms or one.law is None:
         return [*one.rooms]
-    need, slots = most((row.tokens for row in asked), MOST), one.profile.slots
+    sizes, slots = [row.tokens for row in asked], one.profile.slots
+    need, largest = most(sizes, MOST), max(sizes)
     if isinstance(one.law, Pool):  # the window costs nothing, and what is learnt does not reach far
         more = min(2 * slots, one.law.tokens // need)
         room = replace(one.law.room(one.profile.context_tokens), slots=more, estimate=True)
@@ -112,7 +120,8 @@ def choices(one: Deployment, asked: Sequence[Asked]) -> list[Room]:
     for room in map(one.law.room, WINDOWS):
         if room.context_tokens >= need and room.slots != slots:
             by_slots[room.slots] = room
-    return sorted(by_slots.values(), key=lambda room: room.slots, reverse=True)[:CHOICES_MAX]
+    best = sorted(by_slots.values(), key=lambda room: (room.context_tokens < largest, -room.slots))
+    return sorted(best[:limit], key=lambda room: room.slots, reverse=True)
 
 
 def changed(other: Deployment, one: Deployment, room: Room) -> Profile:

@@ -146,6 +146,19 @@ def test_only_windows_that_hold_nearly_all_are_looked_at() -> None:
     assert [room.estimate for room in found] == [True, False, True]
 
 
+def test_of_too_many_windows_those_that_hold_all_come_first() -> None:
+    """A large fleet has one look at each backend: at the smallest window that turns nobody away."""
+    rows = [a_request(number, prompt_tokens=5000) for number in range(199)]
+    rows.append(a_request(199, prompt_tokens=40_000))
+    one = Deployment("one", LARGE, LAW)
+    assert [room.context_tokens for room in choices(one, rows, limit=1)] == [65_536]
+    assert [room.context_tokens for room in choices(one, rows, limit=3)] == [8192, 65_536, 131_072]
+    fleet = [Deployment(f"box-{number}", replace(LARGE, name=f"box-{number}"), LAW) for number in range(16)]
+    advice = advise(rows, fleet)
+    assert advice is not None
+    assert [other.backend for other in advice.alternatives] == [other.name for other in fleet]
+
+
 def test_a_split_context_may_be_cut_otherwise() -> None:
     """Slots of one context, each holding what was asked."""
     one = Deployment("one", replace(LARGE, slots=4, context_tokens=32_768), Split(131_072))
