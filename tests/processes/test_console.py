@@ -14,7 +14,7 @@ from tests.debian import needs
 from tests.processes.asking import CHAT, ask
 from tests.processes.chromium import Tab, browser, tab
 from tests.processes.fleet import becomes, configured
-from tests.processes.harness import Engine, Gateway, RawClient, chat, engine, gateway, until
+from tests.processes.harness import Gateway, RawClient, chat, engine, gateway, until
 
 pytestmark = needs("chromium")
 
@@ -32,7 +32,7 @@ async def chromium() -> AsyncIterator[Browser]:
 
 
 @asynccontextmanager
-async def busy(**options: object) -> AsyncIterator[tuple[Engine, Gateway]]:
+async def busy(**options: object) -> AsyncIterator[tuple[Gateway, list[RawClient]]]:
     """An engine whose slots are all taken for long: streams that decode, prompts that are read, a queue."""
     defaults = {"slots": SLOTS, "prefill_tps": 200.0, "decode_tps": 20.0, "tokens": 4000}
     async with (
@@ -51,7 +51,7 @@ async def busy(**options: object) -> AsyncIterator[tuple[Engine, Gateway]]:
                 await client.head()
                 await client.first_token()
         try:
-            yield one, front
+            yield front, clients
         finally:
             for client in clients:
                 client.close()
@@ -80,7 +80,7 @@ async def shows(tab: Tab, selector: str, pattern: str) -> None:
 
 async def test_it_shows_slots_queue_lines_and_agents_under_load(chromium: Browser) -> None:
     """Each slot with agent, class, phase and age; why the others wait; nothing from elsewhere."""
-    async with busy() as (_, front), tab(chromium, f"{front.admin}/console") as page:
+    async with busy() as (front, _), tab(chromium, f"{front.admin}/console") as page:
         await shows(page, ".slot[data-phase=decode]", r"^agent-1 \d+ s \d+ tok · \d+(\.\d)?/s interactive$")
         await shows(page, ".slot[data-phase=prefill]", r"^agent-3 \d+ s reads [\d.]+k · \d+ % agent$")
         await shows(
@@ -97,11 +97,10 @@ async def test_it_shows_slots_queue_lines_and_agents_under_load(chromium: Browse
         assert page.complaints == []
 
 
-async def test_progress_moves_and_slots_stay_where_they_are(chromium: Browser) -> None:
-    """A prompt's bar grows as it is read; a request keeps its place until it ends."""
-    async with busy(prefill_tps=400.0) as (_, front), tab(chromium, f"{front.admin}/console") as page:
+async def test_progress_moves(chromium: Browser) -> None:
+    """A prompt's share grows as it is read."""
+    async with busy() as (front, _), tab(chromium, f"{front.admin}/console") as page:
         await page.see(".slot[data-phase=prefill]", "%")
-        before = await words(page, ".slot .agent")
 
         async def read() -> int:
             found = re.search(r"(\d+) %", (await words(page, ".slot[data-phase=prefill] .doing"))[0])
@@ -109,7 +108,6 @@ async def test_progress_moves_and_slots_stay_where_they_are(chromium: Browser) -
 
         first = await read()
         await until(lambda: grown(read, first), "progress")
-        assert await words(page, ".slot .agent") == before
         assert page.complaints == []
 
 
@@ -118,9 +116,27 @@ async def grown(read: Callable[[], Awaitable[int]], first: int) -> bool:
     return await read() > first
 
 
+async def test_requests_stay_where_they_are(chromium: Browser) -> None:
+    """One that ends leaves its place to the next; the others do not move."""
+    async with busy() as (front, clients), tab(chromium, f"{front.admin}/console") as page:
+        await page.see(".slot .agent", "agent-3")
+        before = await words(page, ".slot .agent")
+        assert sorted(before) == sorted([HOSTILE, *(f"agent-{number}" for number in range(1, SLOTS))])
+        place = before.index("agent-1")
+        clients.pop(1).close()
+
+        async def left() -> bool:
+            return (await words(page, ".slot .agent"))[place] in ("free", "agent-4")
+
+        await until(left, "a place that was left")
+        after = await words(page, ".slot .agent")
+        assert [*after[:place], *after[place + 1 :]] == [*before[:place], *before[place + 1 :]]
+        assert page.complaints == []
+
+
 async def test_what_clients_name_themselves_is_text(chromium: Browser) -> None:
     """Markup in a name is shown as it was sent; the page has no element of it."""
-    async with busy() as (_, front), tab(chromium, f"{front.admin}/console") as page:
+    async with busy() as (front, _), tab(chromium, f"{front.admin}/console") as page:
         await page.see(".slot .agent", HOSTILE)
         assert await page.page.locator("main img").count() == 0
         assert page.complaints == []
@@ -159,7 +175,7 @@ async def test_a_click_drains_and_another_resumes(chromium: Browser) -> None:
 
 async def test_all_of_it_is_done_by_keyboard(chromium: Browser) -> None:
     """Tab reaches the skip link, then each control; Enter steers; the focus stays where it was."""
-    async with busy() as (_, front), tab(chromium, f"{front.admin}/console") as page:
+    async with busy() as (front, _), tab(chromium, f"{front.admin}/console") as page:
         await page.see("button", "Drain")
         press = page.page.keyboard.press
 
@@ -275,7 +291,7 @@ async def test_the_token_is_asked_once(chromium: Browser) -> None:
 @pytest.mark.parametrize("width", [320, 390, 768])
 async def test_nothing_is_cut_off_on_a_phone(chromium: Browser, width: int) -> None:
     """No sideways scroll, and buttons that a thumb can hit, with names of any length."""
-    async with busy() as (_, front), tab(chromium, f"{front.admin}/console", width, 800, phone=True) as page:
+    async with busy() as (front, _), tab(chromium, f"{front.admin}/console", width, 800, phone=True) as page:
         await page.see(".slot[data-phase=prefill]", "agent-3")
         await page.see("#queue", "agent-4")
         assert await page.page.evaluate("document.documentElement.scrollWidth") == width
@@ -288,7 +304,7 @@ async def test_nothing_is_cut_off_on_a_phone(chromium: Browser, width: int) -> N
 @pytest.mark.parametrize("dark", [False, True])
 async def test_it_can_be_read_by_day_and_by_night(chromium: Browser, dark: bool) -> None:
     """It follows the system; each text stands out from what is behind it, as WCAG's AA wants: 4.5 to 1."""
-    async with busy() as (_, front), tab(chromium, f"{front.admin}/console", dark=dark) as page:
+    async with busy() as (front, _), tab(chromium, f"{front.admin}/console", dark=dark) as page:
         await page.see(".slot[data-phase=prefill]", "agent-3")
         await page.see("#queue", "agent-4")
         ground = await page.page.evaluate("getComputedStyle(document.body).backgroundColor")
