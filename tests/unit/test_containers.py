@@ -8,6 +8,8 @@ from __future__ import annotations
 import ast
 import json
 import re
+import shutil
+import subprocess
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -221,6 +223,18 @@ def test_manifests_are_of_one_application() -> None:
         *listed,
         "kustomization.yaml",
     }
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not there")
+def test_kubectl_puts_the_manifests_together() -> None:
+    """The configuration becomes a map whose name the Deployment mounts."""
+    command = ["kubectl", "kustomize", str(DOCKER / "kubernetes")]
+    made = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    every = {one["kind"]: one for one in yaml.safe_load_all(made.stdout)}
+    assert set(every) == {"ConfigMap", "Deployment", "Service", "PodMonitor"}
+    volumes = every["Deployment"]["spec"]["template"]["spec"]["volumes"]
+    maps = [volume["configMap"]["name"] for volume in volumes if "configMap" in volume]
+    assert maps == [every["ConfigMap"]["metadata"]["name"]]
 
 
 def test_a_pod_drains_before_it_ends() -> None:
