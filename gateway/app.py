@@ -54,7 +54,8 @@ class Gateway:
         self.keys = Keys(settings.keys)
         self.admission = Admission(settings.limits())
         self.dispatcher = Dispatcher(self.admission, clock)
-        self.inflights = Inflights(settings.queue.heartbeat_seconds, self._may_beat, clock)
+        queue = settings.queue
+        self.inflights = Inflights(queue.heartbeat, queue.heartbeat_seconds, self._may_beat, clock)
         self.fleet = Fleet(self.dispatcher, self.inflights, Probes(), clock)
         self.models = Models(settings.models, self.admission)
         self.dispatcher.state_changed.append(self.models.look)

@@ -26,7 +26,6 @@ class Client:
 
     __slots__ = (
         "_arrival",
-        "_heartbeat",
         "_route",
         "head_sent",
         "headers",
@@ -40,7 +39,6 @@ class Client:
         self._arrival = arrival
         self.task = arrival.task  # cancelled to interrupt the request
         self._route = route
-        self._heartbeat = b""
         self.request_id = request_id
         self.streaming = False  # takes events; an error after the head is one too
         self.head_sent = False
@@ -77,18 +75,14 @@ class Client:
         except TimeoutError:
             pass  # it reads nothing; returning without the end of the answer closes the connection
 
-    def beat_with(self, event: bytes) -> None:
-        """Heartbeats may go out from now on, as this event; b"" for none."""
-        self._heartbeat = event
-
-    async def beat(self, now: float) -> None:
+    async def beat(self, heartbeat: bytes, now: float) -> None:
         """One heartbeat, unless the answer has ended in the meantime. A head that leaves so early tells
         no backend: another one may answer in the end."""
-        if self._heartbeat and self.streaming:
+        if self.streaming:
             self.last_sent = now
             if not self.head_sent:
                 self.headers = []
-            await self.stream(self._heartbeat, now)
+            await self.stream(heartbeat, now)
 
     def _own_headers(self) -> Headers:
         return [(b"x-request-id", self.request_id.encode()), *self.headers]

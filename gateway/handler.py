@@ -127,14 +127,7 @@ class Handler:
     ) -> Inflight:
         record.model, record.streamed = request.model, request.stream
         record.conversation = conversation_of(headers, request)
-        queue = self._settings.queue
         client.streaming = request.stream
-        if request.stream:
-            client.beat_with(
-                request.route.heartbeat(
-                    queue.heartbeat, request.model, record.id, include_usage=request.include_usage
-                )
-            )
         return Inflight(
             record,
             client,
@@ -143,7 +136,7 @@ class Handler:
                 *((name, headers[name]) for name in PASSED_HEADERS if name in headers),
                 (b"x-request-id", client.request_id.encode()),
             ],
-            queue.total_seconds_max,
+            self._settings.queue.total_seconds_max,
             explains=headers.get(b"x-slotgate-explain") == b"1",
         )
 

@@ -91,10 +91,15 @@ class Inflight:
             self.interrupt(errors.IdleTimeout(self.idle_seconds_max))
         return self.failure is None
 
-    def beat(self, now: float) -> None:
+    def beat(self, mode: str, now: float) -> None:
         """Send a heartbeat, unless the last one is not out yet: then the client reads nothing."""
         if self._beating is None or self._beating.done():
-            self._beating = asyncio.get_running_loop().create_task(self.client.beat(now))
+            request = self.request
+            heartbeat = request.route.heartbeat(
+                mode, request.model, self.record.id, include_usage=request.include_usage
+            )
+            if heartbeat:
+                self._beating = asyncio.get_running_loop().create_task(self.client.beat(heartbeat, now))
 
 
 class Inflights:
@@ -106,11 +111,13 @@ class Inflights:
 
     def __init__(
         self,
+        heartbeat: str,
         heartbeat_seconds: float,
         may_beat: Callable[[Inflight, float], bool],
         clock: Callable[[], float],
     ) -> None:
         self.by_id: dict[str, Inflight] = {}
+        self._heartbeat = heartbeat  # its mode
         self._heartbeat_seconds = heartbeat_seconds
         self._may_beat = may_beat
         self._clock = clock
@@ -169,7 +176,7 @@ class Inflights:
         for live in list(self.by_id.values()):
             silent = now - live.client.last_sent >= self._heartbeat_seconds
             if live.sweep(now) and live.client.streaming and silent and self._may_beat(live, now):
-                live.beat(now)
+                live.beat(self._heartbeat, now)
 
 
 class _Serving:

@@ -75,7 +75,7 @@ class Stage:
         clock = asyncio.get_running_loop().time
         self.probes = Asked(answers)
         self.dispatcher = Dispatcher(an_admission(), clock)
-        self.inflights = Inflights(10.0, lambda live, now: True, clock)
+        self.inflights = Inflights("auto", 10.0, lambda live, now: True, clock)
         self.fleet = Fleet(self.dispatcher, self.inflights, self.probes, clock)  # type: ignore[arg-type]
         self.states: list[str] = []
         self.dispatcher.state_changed.append(lambda change: self.states.append(change.state))

@@ -12,11 +12,10 @@ BEAT = b": waiting\n\n"
 
 
 def streaming() -> tuple[Client, Wire]:
-    """A client that asked for a stream and takes heartbeats."""
+    """A client that asked for a stream."""
     wire = Wire()
     client = Client(wire, Chat(), "id-of-request", 0.0)
     client.streaming = True
-    client.beat_with(BEAT)
     client.headers = [(b"x-slotgate-backend", b"one")]
     return client, wire
 
@@ -33,7 +32,7 @@ async def test_a_heartbeat_never_follows_the_end() -> None:
             await client.stream(b"data: 1\n\n", 1.0)
             await client.fail(BackendFailed("it died", started=True))
         sent = list(wire.messages)
-        await client.beat(2.0)
+        await client.beat(BEAT, 2.0)
         assert wire.messages == sent
         assert sent[-1].get("more_body", False) is False
 
@@ -41,7 +40,7 @@ async def test_a_heartbeat_never_follows_the_end() -> None:
 async def test_a_head_that_leaves_with_a_heartbeat_names_no_backend() -> None:
     """Another one than the first may answer in the end."""
     client, wire = streaming()
-    await client.beat(1.0)
+    await client.beat(BEAT, 1.0)
     await client.stream(b"data: 1\n\n", 2.0)
     names = [name for name, _ in wire.messages[0]["headers"]]
     assert b"x-request-id" in names
@@ -55,7 +54,7 @@ async def test_comments_of_an_engine_do_not_put_off_a_heartbeat() -> None:
     await client.stream(b"data: 1\n\n", 1.0)
     await client.stream(b": busy\n\n", 2.0)
     assert client.last_sent == 1.0
-    await client.beat(3.0)
+    await client.beat(BEAT, 3.0)
     assert client.last_sent == 3.0
 
 

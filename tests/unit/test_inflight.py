@@ -22,12 +22,11 @@ BODY = b'{"model":"m","stream":true,"messages":[{"role":"user","content":"x"}]}'
 def inflight(wire: Wire, total: float = 100.0) -> Inflight:
     client = Client(wire, Chat(), "r1", 0.0)
     client.streaming = True
-    client.beat_with(b": waiting\n\n")
     return Inflight(Record("r1", CHAT, 0.0), client, parse(BODY, Chat()), [], total)
 
 
 def inflights(may_beat: bool = True) -> Inflights:
-    return Inflights(10.0, lambda live, now: may_beat, lambda: 0.0)
+    return Inflights("auto", 10.0, lambda live, now: may_beat, lambda: 0.0)
 
 
 async def test_an_interruption_becomes_its_failure() -> None:
@@ -115,7 +114,7 @@ async def test_a_heartbeat_sends_the_head_once() -> None:
     wire = Wire()
     live = inflight(wire)
     for now in (10.0, 20.0):
-        live.beat(now)
+        live.beat("auto", now)
         await asyncio.sleep(0)
         await asyncio.sleep(0)
     assert [message["type"] for message in wire.messages].count("http.response.start") == 1
@@ -123,6 +122,15 @@ async def test_a_heartbeat_sends_the_head_once() -> None:
     await live.client.fail(errors.NoBackendReady(None))
     assert wire.sent.endswith(b"}}\n\n")
     assert b"[DONE]" not in wire.sent
+
+
+async def test_without_heartbeats_nothing_is_sent() -> None:
+    """Nor is anything begun, four times a second for each client that waits."""
+    wire = Wire()
+    live = inflight(wire)
+    live.beat("off", 10.0)
+    assert len(asyncio.all_tasks()) == 1
+    assert wire.messages == []
 
 
 def test_heartbeats_by_mode() -> None:
