@@ -84,11 +84,14 @@ class Bookkeeper:
         settings, now = self._settings, self._clock()
         if not settings.journal:
             return
-        if self._journal is None and now - self._tended < RETRY_SECONDS:
+        if self._failed and now - self._tended < RETRY_SECONDS:
             self._unwritten += len(rows)
             return
         self._tended = now
         try:
+            if self._journal is not None and self._journal.is_gone():
+                self._journal.close()  # before the next is opened: by their names it removes its own files
+                self._journal = None
             if self._journal is None:
                 self._journal = Journal(settings.journal, settings.journal_days, settings.journal_bytes_max)
             self._journal.append(rows, time.time())

@@ -6,6 +6,7 @@ read meanwhile. A row is a `Row`; its fields are the table's columns, declared o
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import types
 from collections.abc import Iterator, Sequence
@@ -96,10 +97,11 @@ class Journal:
             self._file = sqlite3.connect(path, timeout=BUSY_SECONDS)
             try:
                 self._page_bytes = self._prepare()
+                self._inode = os.stat(path).st_ino
             except BaseException:
                 self._file.close()
                 raise
-        except sqlite3.Error as error:
+        except (sqlite3.Error, OSError) as error:
             raise JournalError(str(error)) from None
 
     def _prepare(self) -> int:
@@ -134,6 +136,13 @@ class Journal:
                 self._file.executescript(f"PRAGMA incremental_vacuum({VACUUM_PAGES})")
         except sqlite3.Error as error:
             raise JournalError(str(error)) from None
+
+    def is_gone(self) -> bool:
+        """Whether somebody has moved or removed the file; what is written now, nobody would find."""
+        try:
+            return os.stat(self._path).st_ino != self._inode
+        except OSError:
+            return True
 
     def close(self) -> None:
         """Put all into the one file, if nobody reads it."""

@@ -103,6 +103,19 @@ def test_a_journal_that_cannot_be_written_is_said_once(
     assert caplog.records[-1].getMessage() == "the journal is written again, without 5 requests"
 
 
+def test_a_journal_that_is_moved_away_is_begun_anew(tmp_path: Path) -> None:
+    """As by whoever keeps one file a month: the old one is whole, and nothing goes where nobody finds it."""
+    path, old = tmp_path / "j.db", tmp_path / "old.db"
+    books = kept(path)
+    books.observe(a_record("before"))
+    books._write()
+    for file in tmp_path.iterdir():
+        file.rename(tmp_path / file.name.replace("j.db", "old.db"))
+    books.observe(a_record("after"))
+    books._write()
+    assert (ids(old), ids(path)) == (["before"], ["after"])
+
+
 def test_a_damaged_journal_does_not_stop_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """One warning, and every request still has its line."""
     caplog.set_level(logging.INFO)
@@ -193,3 +206,18 @@ def test_a_line_for_each_request(tmp_path: Path, caplog: pytest.LogCaptureFixtur
         " timeout (idle_timeout): m on \\x1b[31m, 11.0 s, first token 4.0 s, queue 2.0 s, "
         "100 (40 cached) + 13 tokens; coder, theirs-1",
     ]
+
+
+def test_a_journal_that_is_removed_is_begun_anew(tmp_path: Path) -> None:
+    """Although its log was left behind; the new one is whole."""
+    path = tmp_path / "j.db"
+    books = kept(path)
+    books.observe(a_record("before"))
+    books._write()
+    path.unlink()
+    for name in ("after", "later"):
+        books.observe(a_record(name))
+        books._write()
+    with closing(sqlite3.connect(path)) as other:
+        assert other.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+    assert set(ids(path)) == {"after", "later"}
