@@ -199,8 +199,7 @@ class Attempt:
         """A whole JSON answer; also from an engine that ignored `stream`."""
         live, client, request = self._live, self._live.client, self._live.request
         self._slot.prefilled(self._slot.lease)
-        live.enter(Phase.DECODE, self._clock())
-        live.progress_at = float("inf")  # nothing is heard until the whole answer is there
+        live.enter(Phase.DECODE, self._clock(), whole=True)
         body = await self._exchange.body(ANSWER_BYTES_MAX)
         document = object_of(body)
         if document is None or not request.route.is_answer(document):

@@ -58,6 +58,7 @@ class Inflight:
     phase: Phase = Phase.QUEUED
     phase_since: float = 0.0
     progress_at: float = 0.0  # last data event of the engine
+    whole: bool = False  # the answer comes in one piece: nothing is heard until it is there
     failure: BaseException | None = None
     task: asyncio.Task[object] | None = None
     _beating: asyncio.Task[None] | None = None
@@ -68,18 +69,22 @@ class Inflight:
             self.failure = failure
             self.task.cancel()
 
-    def enter(self, phase: Phase, now: float) -> None:
+    def enter(self, phase: Phase, now: float, *, whole: bool = False) -> None:
         """The request is in another phase from now on."""
-        self.phase, self.phase_since, self.progress_at = phase, now, now
+        self.phase, self.phase_since, self.progress_at, self.whole = phase, now, now, whole
+
+    @property
+    def _flows(self) -> bool:
+        """Whether data comes now, one piece after the other."""
+        return self.phase is Phase.DECODE and not self.whole
 
     def lost(self, ended_at: float, now: float) -> bool:
         """Whether it is lost with the engine's process that ended then, as far as probes tell. Killed in a
         shutdown, vLLM left streams without data, error or end for minutes while it refused connections."""
         if self.phase is Phase.QUEUED or (self.record.dispatched or now) > ended_at:
             return False
-        streams = self.phase is Phase.DECODE and self.progress_at < float("inf")
-        heard = self.progress_at if self.progress_at < float("inf") else self.phase_since
-        return now - max(heard, ended_at) >= (LOST_STREAM_SECONDS if streams else LOST_SECONDS)
+        seconds = LOST_STREAM_SECONDS if self._flows else LOST_SECONDS
+        return now - max(self.progress_at, ended_at) >= seconds
 
     def sweep(self, now: float) -> bool:
         """Time passed: end it if a limit is over; False then."""
@@ -87,7 +92,7 @@ class Inflight:
             self.interrupt(errors.TotalTimeout(self.total_seconds_max))
         elif self.phase is Phase.PREFILL and now - self.phase_since >= self.first_token_seconds_max:
             self.interrupt(errors.FirstTokenTimeout(self.first_token_seconds_max))
-        elif self.phase is Phase.DECODE and now - self.progress_at >= self.idle_seconds_max:
+        elif self._flows and now - self.progress_at >= self.idle_seconds_max:
             self.interrupt(errors.IdleTimeout(self.idle_seconds_max))
         return self.failure is None
 

@@ -90,7 +90,7 @@ async def test_each_phase_has_its_limit(
     phase: Phase, now: float, failure: type[errors.Timeout] | None
 ) -> None:
     """The total limit counts from arrival, that of the first token from dispatch, idleness from the
-    last data event."""
+    last data event, where there are some before the end."""
     live = inflight(Wire())
     live.first_token_seconds_max, live.idle_seconds_max = 20.0, 5.0
     live.enter(phase, 0.0)
@@ -98,6 +98,10 @@ async def test_each_phase_has_its_limit(
     assert live.sweep(now) is (failure is None)
     assert failure is None or isinstance(live.failure, failure)
     live.task.cancel()
+    silent = inflight(Wire())
+    silent.idle_seconds_max = 5.0
+    silent.enter(Phase.DECODE, 0.0, whole=True)
+    assert silent.sweep(20.0)
 
 
 async def test_ended_waits_for_the_last() -> None:

@@ -12,7 +12,8 @@ from gateway.probes import NoAnswer
 from gateway.watch import READY_SECONDS
 from policies.types import State
 from tests.unit.stage import PLAIN, Stage, over
-from tests.unit.test_inflight import Wire, inflight
+from tests.unit.test_inflight import inflight
+from tests.unit.wire import Wire
 
 ENDED = 10.0  # when the end of the process was noticed
 
@@ -48,7 +49,7 @@ async def test_what_is_silent_by_nature_has_more_time() -> None:
     commented.progress_at = ENDED + 20.0
     assert lost_after(commented) == 20.0 + LOST_SECONDS
     whole = running(Phase.DECODE)
-    whole.progress_at = float("inf")
+    whole.enter(Phase.DECODE, 2.0, whole=True)
     assert lost_after(whole) == LOST_SECONDS
 
 
