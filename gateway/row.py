@@ -101,7 +101,10 @@ class Row(NamedTuple):
 
 
 def row_of(record: Record, wall: float) -> Row:
-    """The row of a request that ended; `wall` is the time since 1970 when the monotonic clock read 0."""
+    """The row of a request that ended; `wall` is the time since 1970 when the monotonic clock read 0.
+
+    All are plain numbers and texts: for a bool or an enumeration sqlite3 looks for a converter each time.
+    """
     lease, seconds = record.lease, record.seconds or 0.0
     queued = record.queue_wait
     return Row(
@@ -116,7 +119,7 @@ def row_of(record: Record, wall: float) -> Row:
         _text(record.model),
         None if lease is None else _text(lease.model),
         record.backend or None,
-        record.streamed,
+        1 if record.streamed else 0,
         record.outcome or "",
         record.error,
         record.retries,
@@ -132,7 +135,7 @@ def row_of(record: Record, wall: float) -> Row:
         record.reasoning_tokens,
         record.spec_drafted,
         record.spec_accepted,
-        record.source,
+        None if record.source is None else record.source.value,
         record.events,
         record.answer_bytes,
         queued,

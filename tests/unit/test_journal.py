@@ -91,6 +91,7 @@ def test_a_row_tells_all_of_a_request() -> None:
     assert (row.output_tokens_max, row.prompt_tokens_estimated, row.outcome) == (300, 90, "completed")
     assert row.prefill_seconds_predicted is not None
     assert links(row.chain) == a_chain(7, 8)
+    assert {type(value) for value in row} <= {str, int, float, bytes, type(None)}
 
 
 def test_a_request_that_never_started_has_no_place_and_no_tokens() -> None:
