@@ -30,7 +30,11 @@ def hindsight(asked: Iterable[Asked], prior: ServiceModel) -> dict[str, Hindsigh
     rows: dict[str, list[Asked]] = {}
     for row in asked:
         rows.setdefault(row.backend, []).append(row)
-    return {backend: _seen(served, prior) for backend, served in sorted(rows.items())}
+    found: dict[str, Hindsight] = {}
+    for backend, served in sorted(rows.items()):
+        first = _seen(served, prior)
+        found[backend] = _seen(served, first.service)  # learning is slow to leave a prior that is far off
+    return found
 
 
 def _seen(rows: Sequence[Asked], prior: ServiceModel) -> Hindsight:
@@ -39,6 +43,7 @@ def _seen(rows: Sequence[Asked], prior: ServiceModel) -> Hindsight:
     calibration, load = Calibration(prior), Load()
     reading: dict[int, None] = {}  # prompts that are not answered yet, in the order of dispatch
     begun: dict[int, float] = {}
+    alone: set[int] = set()  # began at their dispatch
     firsts: dict[int, Reading] = {}
     running = most = 0
     for at, kind, number in _events(rows):
@@ -48,9 +53,13 @@ def _seen(rows: Sequence[Asked], prior: ServiceModel) -> Hindsight:
             most = max(most, running)
             if not reading:
                 begun[number] = at
+                alone.add(number)
             reading[number] = None
         elif kind == SPEAKS:
-            _prefilled(calibration, row, at - begun.get(number, at))
+            if number in begun:  # else the engine read it before one that came earlier
+                # One that had to wait began while the first token of the one before was on its way.
+                ahead = 0.0 if number in alone else calibration.model.first_token_seconds
+                _prefilled(calibration, row, at - begun[number] + ahead)
             firsts[number] = load.read(at)
             _read(reading, begun, number, at)
         else:

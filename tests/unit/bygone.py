@@ -22,13 +22,13 @@ from policies.traffic import Asked
 SINCE = 1_800_000_000.0  # when they began, in seconds since 1970
 
 
-def traffic(profiles: list[Profile], agents: int) -> list[Asked]:
+def traffic(profiles: list[Profile], agents: int, policy: str = "slotgate") -> list[Asked]:
     """What agents asked, every second one with a document of its own."""
     recorded = sessions(
         files("gateway").joinpath("traces", "coding_agents.jsonl").read_text("utf-8").splitlines()
     )
     load = Workload(Maker(recorded, random.Random(1)).burst(agents))
-    return [asked(record) for record in simulate(profiles, load, "slotgate").records]
+    return [asked(record) for record in simulate(profiles, load, policy).records]
 
 
 def asked(record: Record) -> Asked:
