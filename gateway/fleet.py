@@ -74,8 +74,8 @@ class Fleet:
             await member.close()
 
     def accepted(self) -> dict[str, float]:
-        """The share of drafted tokens that engines accepted, by backend, where they tell it."""
-        ratios = ((name, member.report.spec_accept_ratio) for name, member in self.members.items())
+        """The share of drafted tokens that engines accepted of late, by backend, where they tell it."""
+        ratios = ((name, member.acceptance.share) for name, member in self.members.items())
         return {name: ratio for name, ratio in ratios if ratio is not None}
 
     # -- operators --------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import asyncio
 import ssl
 from dataclasses import dataclass, field
 
+from gateway.acceptance import Acceptance
 from gateway.capacity import Capacity, Experience
 from gateway.engines import ENGINES
 from gateway.engines.base import Engine, Report
@@ -36,6 +37,7 @@ class Member:
     report: Report = field(default_factory=Report)  # the last one of this process
     asked_at: float = 0.0  # when that was asked for
     experience: Experience = field(default_factory=Experience)  # with this process
+    acceptance: Acceptance = field(default_factory=Acceptance)  # the same
     warming: asyncio.Task[str] | None = None  # a warm-up request that runs
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     drained: asyncio.Event = field(default_factory=asyncio.Event)
@@ -82,7 +84,7 @@ class Member:
         if self.alive and proven:
             self.ended_at = now
         self.alive, self.away, self.foreign = False, True, 0
-        self.report, self.experience = Report(), Experience()
+        self.report, self.experience, self.acceptance = Report(), Experience(), Acceptance()
 
     def restarted(self, report: Report, asked_at: float) -> bool:
         """Whether the process that says this, asked then, is another one than before."""
@@ -94,6 +96,7 @@ class Member:
     def heard(self, report: Report, asked_at: float) -> None:
         """The engine can serve, and says this of itself."""
         self.alive, self.report, self.asked_at = True, report, asked_at
+        self.acceptance.hear(report)
         self.started = report.started or self.started
 
     async def close(self) -> None:

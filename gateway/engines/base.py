@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from policies.capacity import Memory
 from policies.service_model import ServiceModel
@@ -41,6 +41,18 @@ class Answer:
             return None
 
 
+class Drafts(NamedTuple):
+    """Tokens that were drafted ahead since the engine's start, and those of them that it accepted."""
+
+    drafted: int
+    accepted: int
+
+    @property
+    def share(self) -> float:
+        """Accepted ones of all."""
+        return self.accepted / self.drafted
+
+
 @dataclass(frozen=True, slots=True)
 class Report:
     """What a probe learnt. None: the engine does not say."""
@@ -54,7 +66,8 @@ class Report:
     running: int | None = None  # of `busy`, those in slots
     waiting: int | None = None  # of `busy`, those that it holds back in a queue of its own
     refused: int | None = None  # requests refused or preempted for want of memory since its start; only grows
-    spec_accept_ratio: float | None = None  # drafted tokens that were accepted, 0 to 1
+    drafts: Drafts | None = None  # None also while there are none
+    spec_accept_ratio: float | None = None  # of drafted tokens, where an engine tells the share itself
     started: str | None = None  # changes when the engine restarts
     uptime_seconds: int | None = None  # what an engine tells that does not tell `started`
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from gateway.engines.base import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Answer, Report
-from gateway.engines.fields import member, natural, positive, share, told
+from gateway.engines.fields import drafts, member, natural, positive, told
 from gateway.engines.listing import MODELS, owned_by
 from gateway.engines.openai import OpenAI
 from policies.capacity import Division, Memory
@@ -77,8 +77,8 @@ class DS4(OpenAI):
             running=None if busy is None or waiting is None else max(0, busy - waiting),
             waiting=waiting,
             refused=sum(count or 0 for count in refused) if any(c is not None for c in refused) else None,
-            spec_accept_ratio=share(
-                member(stats, "speculation", "spec_hits"), member(stats, "speculation", "spec_drafts")
+            drafts=drafts(
+                member(stats, "speculation", "spec_drafts"), member(stats, "speculation", "spec_hits")
             ),
             uptime_seconds=natural(member(stats, "server", "uptime_seconds")),
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeGuard
 
-from gateway.engines.base import Answer
+from gateway.engines.base import Answer, Drafts
 
 LARGEST = 2**53
 
@@ -45,6 +45,12 @@ def share(part: object, whole: object) -> float | None:
     if not (_is_number(part) and _is_number(whole) and 0 <= part <= whole <= LARGEST and whole > 0):
         return None
     return part / whole
+
+
+def drafts(drafted: object, accepted: object) -> Drafts | None:
+    """Tokens drafted and accepted; None without figures, of nothing, or of more accepted than drafted."""
+    total, good = natural(drafted), natural(accepted)
+    return Drafts(total, good) if total and good is not None and good <= total else None
 
 
 def _is_number(value: object) -> TypeGuard[int | float]:

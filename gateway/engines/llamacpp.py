@@ -24,7 +24,7 @@ from gateway.engines.base import (
     Report,
 )
 from gateway.engines.exposition import Exposition
-from gateway.engines.fields import member, positive, share, told
+from gateway.engines.fields import drafts, member, positive, told
 from gateway.engines.listing import MODELS, listed, names, owned_by
 from gateway.engines.openai import OpenAI
 from policies.capacity import Division, Memory
@@ -91,9 +91,9 @@ class LlamaCpp(OpenAI):
             busy=metrics.total("llamacpp:requests_processing", "llamacpp:requests_deferred"),
             running=metrics.total("llamacpp:requests_processing"),
             waiting=metrics.total("llamacpp:requests_deferred"),
-            spec_accept_ratio=share(
-                metrics.total("llamacpp:spec_decode_num_accepted_tokens_total"),
+            drafts=drafts(
                 metrics.total("llamacpp:spec_decode_num_draft_tokens_total"),
+                metrics.total("llamacpp:spec_decode_num_accepted_tokens_total"),
             ),
             started=page.headers.get("process-start-time-unix") if page else None,
         )

@@ -22,7 +22,7 @@ from gateway.engines.base import (
     Report,
 )
 from gateway.engines.exposition import Exposition
-from gateway.engines.fields import positive, share, told
+from gateway.engines.fields import drafts, positive, told
 from gateway.engines.listing import MODELS, owned_by
 from gateway.engines.openai import OpenAI
 from policies.capacity import Division, Memory
@@ -83,9 +83,9 @@ class VLLM(OpenAI):
             running=metrics.total(RUNNING),
             waiting=metrics.total(WAITING),
             refused=metrics.total("vllm:num_preemptions_total"),
-            spec_accept_ratio=share(
-                metrics.total("vllm:spec_decode_num_accepted_tokens_total"),
+            drafts=drafts(
                 metrics.total("vllm:spec_decode_num_draft_tokens_total"),
+                metrics.total("vllm:spec_decode_num_accepted_tokens_total"),
             ),
             started=str(started[0][1]) if started else None,
         )

@@ -190,7 +190,7 @@ def test_a_request_is_counted_and_timed() -> None:
 
 
 def test_acceptance_is_that_of_requests_else_the_engines_own() -> None:
-    """An engine's figure is of its whole life: it stands until answers tell of what was drafted for them."""
+    """An engine's figure is also of others' requests: it stands until answers tell what was drafted."""
     metrics = Metrics(CollectorRegistry(), fleet(), "0.1.0", accepted=lambda: {"spark": 0.75})
     assert value(metrics, "spec_accept_ratio", backend="spark") == 0.75
     metrics.observe(record(spec_drafted=10, spec_accepted=4))

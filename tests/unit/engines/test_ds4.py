@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.engines import ENGINES
-from gateway.engines.base import CHAT, COUNT_TOKENS, MESSAGES, RESPONSES, Report
+from gateway.engines.base import CHAT, COUNT_TOKENS, MESSAGES, RESPONSES, Drafts, Report
 from tests.unit.engines.answers import DS4_FORK, DS4_UPSTREAM, edited, recorded
 
 DS4 = ENGINES["ds4"]
@@ -23,7 +23,7 @@ def test_the_fork_reports_slots_context_load_refusals_acceptance_and_uptime() ->
         running=3,
         waiting=2,
         refused=5,
-        spec_accept_ratio=0.7,
+        drafts=Drafts(30_000, 21_000),
         uptime_seconds=3600,
     )
 
@@ -40,10 +40,10 @@ def test_an_engine_without_banks_serves_one_after_the_other(told: bytes, slots: 
     assert DS4.read(DS4_FORK | {"/v1/stats": stats}).slots == slots
 
 
-def test_a_ratio_of_no_drafts_is_none() -> None:
+def test_no_drafts_are_no_figures() -> None:
     """The engine itself says 0.0000 then, which would read as a drafter that is always wrong."""
     stats = edited(STATS, b'"spec_drafts":30000,"spec_hits":21000', b'"spec_drafts":0,"spec_hits":0')
-    assert DS4.read(DS4_FORK | {"/v1/stats": stats}).spec_accept_ratio is None
+    assert DS4.read(DS4_FORK | {"/v1/stats": stats}).drafts is None
 
 
 def test_figures_that_older_versions_lack_are_unknown() -> None:

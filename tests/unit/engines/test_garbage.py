@@ -71,6 +71,7 @@ def sane(report: Report) -> bool:
         all(size is None or size > 0 for size in sizes)
         and all(load is None or load >= 0 for load in loads)
         and (report.spec_accept_ratio is None or 0 <= report.spec_accept_ratio <= 1)
+        and (report.drafts is None or 0 <= report.drafts.share <= 1)
     )
 
 

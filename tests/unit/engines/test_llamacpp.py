@@ -16,6 +16,7 @@ from gateway.engines.base import (
     RESPONSES,
     Answer,
     Count,
+    Drafts,
     Failed,
     Report,
 )
@@ -62,11 +63,11 @@ def test_without_metrics_its_load_is_not_known(change: dict[str, Answer]) -> Non
 
 
 def test_it_reports_how_many_drafted_tokens_were_accepted() -> None:
-    """From its counters since the start; without a draft there is no ratio."""
-    assert LLAMACPP.read(ANSWERS).spec_accept_ratio is None
+    """From its counters since the start; without a draft there are no figures."""
+    assert LLAMACPP.read(ANSWERS).drafts is None
     drafted = LLAMACPP.read(ANSWERS | {"/metrics": recorded("llamacpp/metrics_spec")})
-    assert drafted.spec_accept_ratio == 146 / 161
-    assert replace(drafted, spec_accept_ratio=None, started=None) == replace(
+    assert drafted.drafts == Drafts(161, 146)
+    assert replace(drafted, drafts=None, started=None) == replace(
         BUSY, busy=0, running=0, waiting=0, started=None
     )
 

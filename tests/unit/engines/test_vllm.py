@@ -7,7 +7,17 @@ from dataclasses import replace
 import pytest
 
 from gateway.engines import ENGINES
-from gateway.engines.base import CHAT, COMPLETIONS, EMBEDDINGS, MESSAGES, RESPONSES, Answer, Count, Report
+from gateway.engines.base import (
+    CHAT,
+    COMPLETIONS,
+    EMBEDDINGS,
+    MESSAGES,
+    RESPONSES,
+    Answer,
+    Count,
+    Drafts,
+    Report,
+)
 from tests.unit.engines.answers import VLLM as ANSWERS
 from tests.unit.engines.answers import edited, recorded
 
@@ -101,13 +111,13 @@ def test_preemptions_are_refusals() -> None:
     assert read(edited(METRICS, counted + b"0.0", counted + b"7.0")).refused == 7
 
 
-def test_accepted_drafts_are_a_ratio() -> None:
+def test_drafts_are_told() -> None:
     """Counters since the start; without speculation they are not there."""
     drafts = (
         b'vllm:spec_decode_num_draft_tokens_total{engine="0"} 400.0\n'
         b'vllm:spec_decode_num_accepted_tokens_total{engine="0"} 300.0\n'
     )
-    assert read(Answer(200, {}, METRICS.body + drafts)).spec_accept_ratio == 0.75
+    assert read(Answer(200, {}, METRICS.body + drafts)).drafts == Drafts(400, 300)
 
 
 def test_one_that_sleeps_cannot_serve() -> None:
