@@ -22,11 +22,12 @@ class DirectArrival:
     """A request on the short way; see `Arrival`. To its protocol it is what uvicorn calls a cycle."""
 
     __slots__ = (
-        "_bytes",
+        "_begun",
         "_chunked",
-        "_parts",
+        "_more",
         "_protocol",
         "_waiter",
+        "_wanted",
         "disconnected",
         "fields",
         "keep_alive",
@@ -49,8 +50,9 @@ class DirectArrival:
         self.response_started = False
         self.response_complete = False
         self._chunked = False
-        self._parts: list[bytes] | None = []  # of the body; None: nobody wants it any more
-        self._bytes = 0
+        self._wanted = True  # somebody will read the body
+        self._begun = b""  # the first piece of it, which is mostly all of it
+        self._more = bytearray()  # the rest; a list of tiny pieces would take 25 times their bytes
         self._waiter: asyncio.Future[None] | None = None
 
     async def run(self, serve: Serve) -> None:
@@ -67,10 +69,13 @@ class DirectArrival:
 
     def take(self, part: bytes) -> None:
         """A piece of the body has come."""
-        if self._parts is not None:
-            self._parts.append(part)
-            self._bytes += len(part)
-            self.set()
+        if not self._wanted:
+            return
+        if self._begun:
+            self._more += part
+        else:
+            self._begun = part
+        self.set()
 
     def whole(self) -> None:
         """The body is there."""
@@ -97,19 +102,29 @@ class DirectArrival:
                 async with asyncio.timeout(seconds):
                     await self._arrived(max(0, bytes_max))
             except TimeoutError:
-                self._parts = None
+                self._drop()
                 raise errors.RequestTimeout(seconds) from None
-        parts, self._parts = self._parts, None
-        if self._bytes > bytes_max:
+        size, body = self._size, self._begun
+        if self._more and size <= bytes_max:
+            body += self._more
+        self._drop()
+        if size > bytes_max:
             raise errors.BodyTooLarge(bytes_max)
-        assert parts is not None
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+        return body
+
+    def _drop(self) -> None:
+        """Keep nothing of the body, nor what of it may still come: a connection outlives its requests."""
+        self._wanted, self._begun, self._more = False, b"", bytearray()
+
+    @property
+    def _size(self) -> int:
+        return len(self._begun) + len(self._more)
 
     async def _arrived(self, bytes_max: int) -> None:
         if declared_bytes(self.fields) > bytes_max:
-            self._parts = None
+            self._drop()
             raise errors.BodyTooLarge(bytes_max)
-        while self.more_body and self._bytes <= bytes_max:
+        while self.more_body and self._size <= bytes_max:
             if self.disconnected:
                 raise errors.ClientGone
             self._waiter = asyncio.get_running_loop().create_future()
@@ -134,7 +149,8 @@ class DirectArrival:
             protocol.transport.write(start + body)
         if last:
             self.response_complete = True
-            self._parts = None  # a client may go on sending what was refused
+            if self._wanted:
+                self._drop()  # a client may go on sending what was refused
             if not self.keep_alive:
                 protocol.transport.close()
             protocol.on_response_complete()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import tracemalloc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -132,7 +133,7 @@ async def test_a_body_behind_its_answer_is_not_kept() -> None:
         await client.write(b"10000\r\n" + b"x" * 65_536 + b"\r\n0\r\n\r\n" + BEHIND)
         await client.until(b"asgi")
     assert isinstance(arrivals[0], DirectArrival)
-    assert not arrivals[0]._parts
+    assert not arrivals[0]._size
 
 
 @pytest.mark.parametrize("late", [b"\r\n", b"POST /direct"], ids=["a line", "a body"])
@@ -160,6 +161,22 @@ async def test_trailers_are_no_header_fields() -> None:
         await client.write(DIRECT + b"Transfer-Encoding: chunked\r\n\r\n" + body)
         await client.until(b"ok")
     assert fields == [(b"host", b"x"), (b"transfer-encoding", b"chunked")]
+
+
+async def test_a_body_in_tiny_pieces_takes_no_more_memory_than_another() -> None:
+    """Each piece as an object of its own would be 25 times its bytes: 32 MiB would fill 900 MB."""
+    state = ServerState()
+    protocol = EdgeProtocol(uvicorn.Config(asgi, log_config=None), state, {})
+    arrival = DirectArrival(protocol, "/direct", [], keep_alive=True)
+    tracemalloc.start()
+    try:
+        for number in range(50_000):
+            arrival.take(b"%02d" % (number % 100))
+        assert tracemalloc.get_traced_memory()[0] < 400_000
+    finally:
+        tracemalloc.stop()
+    arrival.whole()
+    assert await arrival.body(100_000) == b"".join(b"%02d" % (number % 100) for number in range(50_000))
 
 
 # -- requests behind one that runs
