@@ -154,8 +154,10 @@ class Attempt:
             await self._document(head)
         elif self._live.request.stream:
             await self._stream()
-        else:
+        elif self._live.request.route.generates:
             await self._assemble()
+        else:
+            await self._document(head)  # which it is not
 
     async def _stream(self) -> None:
         """Events to a client that streams."""

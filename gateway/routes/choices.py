@@ -110,6 +110,8 @@ def _as_delta(choice: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(choice.get("message"), dict):
         return choice
     delta = dict(choice["message"])
-    if calls := delta.get("tool_calls"):  # clients put the pieces of a call together by its index
-        delta["tool_calls"] = [{"index": index} | call for index, call in enumerate(calls)]
+    calls = delta.get("tool_calls")
+    if isinstance(calls, list):  # clients put the pieces of a call together by its index
+        named = (call for call in calls if isinstance(call, dict))
+        delta["tool_calls"] = [{"index": index} | call for index, call in enumerate(named)]
     return {key: value for key, value in choice.items() if key != "message"} | {"delta": delta}

@@ -375,6 +375,14 @@ async def test_an_engine_that_fails_to_count_is_not_blamed(stage: Stage) -> None
     assert reply.head.status == 200
 
 
+async def test_a_stream_where_none_can_be_is_no_answer(stage: Stage) -> None:
+    """Embeddings have none; that an engine sends one is its failure, not the gateway's."""
+    headers = [("Content-Type", "text/event-stream")]
+    await stage.engines["sglang"].script(path=EMBEDDINGS, status=200, headers=headers, body="data: {}\n\n")
+    reply = await ask(stage.gateway, body(EMBEDDINGS, "x", "sglang"), path=EMBEDDINGS)
+    assert (reply.head.status, json.loads(reply.body)["error"]["code"]) == (502, "backend_failed")
+
+
 # --- signs of life and errors ----------------------------------------------------------------------------
 
 

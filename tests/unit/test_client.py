@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
+
 from gateway.client import JSON, Client
 from gateway.errors import BackendFailed
 from gateway.routes.chat import Chat
+from gateway.routes.choices import DONE
 from gateway.routes.completions import Completions
 from tests.unit.wire import Wire
 
@@ -73,3 +78,10 @@ def test_a_document_as_a_stream_ends_well() -> None:
         b"data: [DONE]\n\n"
     )
     assert b'"usage"' not in Chat().as_stream(document, wants_usage=False)
+
+
+@pytest.mark.parametrize("calls", [5, "x", {"a": 1}, [None, 1, {"id": "c"}]])
+def test_tool_calls_that_are_none_are_no_defect_of_ours(calls: Any) -> None:
+    """What an engine sends there is the client's to judge."""
+    document = {"choices": [{"message": {"tool_calls": calls}, "finish_reason": "stop"}]}
+    assert Chat().as_stream(document, wants_usage=False).endswith(DONE)
