@@ -40,6 +40,7 @@ from gateway.probes import Probes
 from gateway.relay import Relay
 from gateway.routes import ROUTES
 from gateway.settings import Settings
+from gateway.tokenizer import Tokenizers
 from gateway.traffic import Window
 from policies.admission import Admission
 from policies.types import State
@@ -80,7 +81,7 @@ class Gateway:
             self.keys,
             self.models,
             self.dispatcher,
-            self.fleet,
+            Tokenizers(self.fleet, self.admission),
             Relay(self.fleet, self.dispatcher, self.prefixes, self.metrics, clock),
             Counting(self.fleet, self.admission),
             self.inflights,

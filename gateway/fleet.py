@@ -12,13 +12,11 @@ from gateway.leaving import Leaving
 from gateway.member import Member
 from gateway.options import BackendSettings
 from gateway.probes import Probes
-from gateway.request import Request
 from gateway.routes import ROUTES
-from gateway.tokenizer import ask_tokenizer
 from gateway.upstream import Exchange
 from gateway.watch import HELD, Watch
 from policies.shadows import SHADOWS
-from policies.types import Backend, Call, State, StateChanged
+from policies.types import Backend, State, StateChanged
 
 log = logging.getLogger("slotgate.fleet")
 
@@ -131,21 +129,6 @@ class Fleet:
     def stopped(self, member: Member, exchange: Exchange) -> asyncio.Future[None]:
         """Tell the engine that its client left; resolves when it has stopped."""
         return self._leaving.stopped(member, exchange)
-
-    async def count(self, call: Call, request: Request, seconds_max: float) -> int | None:
-        """The prompt's tokens by an engine's own tokenizer, where one can and answers in time."""
-        for member in self.members.values():
-            backend = self._admission.backends[member.name]
-            if backend.state is not State.READY or not backend.serves(call):
-                continue
-            named = request.edited(model=backend.model_for(call))
-            counting = member.engine.count(call.route, named)
-            if counting is None:
-                continue
-            tokens = await ask_tokenizer(member.upstream, member.engine, counting, seconds_max)
-            if tokens is not None:
-                return tokens
-        return None
 
     # -- events -----------------------------------------------------------------------------------
 

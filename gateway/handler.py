@@ -8,7 +8,6 @@ import logging
 import re
 import secrets
 from collections.abc import Callable
-from dataclasses import replace
 
 from gateway import edge, errors
 from gateway.accounting import Accounts, Record
@@ -17,7 +16,6 @@ from gateway.client import Client
 from gateway.counting import Counting
 from gateway.dispatcher import Dispatcher
 from gateway.edge import Arrival
-from gateway.fleet import Fleet
 from gateway.identify import call_of, conversation_of
 from gateway.inflight import Inflight, Inflights
 from gateway.lessons import Lessons
@@ -26,8 +24,7 @@ from gateway.relay import Relay
 from gateway.request import Request, parse
 from gateway.routes import ROUTES
 from gateway.settings import Settings
-from gateway.tokenizer import COUNT_SECONDS_MAX, GATE_COUNT_SECONDS_MAX
-from policies import filters
+from gateway.tokenizer import Tokenizers
 from policies.prompt_length import content
 from policies.types import Call
 
@@ -48,7 +45,7 @@ class Handler:
         keys: Keys,
         models: Models,
         dispatcher: Dispatcher,
-        fleet: Fleet,
+        tokenizers: Tokenizers,
         relay: Relay,
         counting: Counting,
         inflights: Inflights,
@@ -60,7 +57,7 @@ class Handler:
         self._keys = keys
         self._models = models
         self._dispatcher = dispatcher
-        self._fleet = fleet
+        self._tokenizers = tokenizers
         self._relay = relay
         self._counting = counting
         self._inflights = inflights
@@ -93,8 +90,8 @@ class Handler:
                 call = self._call(record, headers, request, key)
                 live.call = call
                 record.prepare_seconds = self._clock() - read
-                if seconds := self._doubt(call):
-                    live.call = call = await self._counted(call, request, seconds)
+                if why := self._tokenizers.doubt(call):
+                    live.call = call = await self._tokenizers.counted(call, request, why)
                 try:
                     if route.takes_slot:
                         async with self._dispatcher.slot(call) as slot:
@@ -155,25 +152,3 @@ class Handler:
             heartbeats=request.stream and self._settings.queue.heartbeat != "off",
             alias=self._models.alias(request.model),
         )
-
-    def _doubt(self, call: Call) -> float:
-        """Seconds that an engine may take to count the prompt, 0 where the estimate will do.
-
-        It will not where it is too near a context of the backends that serve the call, or would have it
-        refused: an estimate alone must not make an agent rewrite its conversation. Nor, if that is soon
-        told, where it decides whether the call waits for the prefill of another.
-        """
-        refused, seconds, admission = True, 0.0, self._dispatcher.admission
-        for backend in admission.backends.values():
-            if backend.serves(call):
-                if filters.uncertain(call, backend):
-                    return COUNT_SECONDS_MAX
-                refused = refused and filters.outgrown(call, backend)
-                if backend.prefilling and filters.at_gate(call, backend, admission.limits):
-                    seconds = GATE_COUNT_SECONDS_MAX
-        return COUNT_SECONDS_MAX if refused else seconds
-
-    async def _counted(self, call: Call, request: Request, seconds_max: float) -> Call:
-        """The call with its prompt counted by an engine, if one can."""
-        tokens = await self._fleet.count(call, request, seconds_max)
-        return call if tokens is None else replace(call, prompt_tokens=tokens, prompt_counted=True)

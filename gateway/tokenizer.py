@@ -1,31 +1,66 @@
-"""An engine's own tokenizer, asked for the length of a prompt. It takes no slot."""
+"""The engines' own tokenizers, asked for the length of a prompt where its estimate will not do. They take no
+slot."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from dataclasses import replace
 
-from gateway.engines.base import Answer, Count, Engine
-from gateway.upstream import AnswerTooLarge, ConnectFailed, ConnectionLost, Upstream
+from gateway.engines.base import Answer, Count
+from gateway.fleet import Fleet
+from gateway.member import Member
+from gateway.request import Request
+from gateway.upstream import AnswerTooLarge, ConnectFailed, ConnectionLost
+from policies.admission import Admission
+from policies.doubt import Doubt, doubt
+from policies.types import Call, State
 
-COUNT_SECONDS_MAX = 2.0  # where the estimate decides whether a prompt is refused
-GATE_COUNT_SECONDS_MAX = 0.25  # where it decides whether a prompt waits for another one's prefill
+SECONDS_MAX = {Doubt.LIMIT: 2.0, Doubt.GATE: 0.25}  # for all engines that are asked, what it is worth
 COUNT_BYTES_MAX = 4_194_304  # llama.cpp answers with the ids of all tokens
 
 
-async def ask_tokenizer(
-    upstream: Upstream, engine: Engine, counting: Count, seconds_max: float
-) -> int | None:
-    """The prompt's tokens; None if the engine does not answer in time, or not with a count."""
+class Tokenizers:
+    """Those of all engines of the fleet."""
+
+    def __init__(self, fleet: Fleet, admission: Admission) -> None:
+        self._fleet = fleet
+        self._admission = admission
+
+    def doubt(self, call: Call) -> Doubt | None:
+        """Why this call's prompt should be counted; None: its estimate will do."""
+        return doubt(call, self._admission.backends.values(), self._admission.limits)
+
+    async def counted(self, call: Call, request: Request, why: Doubt) -> Call:
+        """The call with its prompt counted, if an engine can and answers in time."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(SECONDS_MAX[why]):
+                for member in self._fleet.members.values():
+                    tokens = await self._tokens(member, call, request)
+                    if tokens is not None:
+                        return replace(call, prompt_tokens=tokens, prompt_counted=True)
+        return call
+
+    async def _tokens(self, member: Member, call: Call, request: Request) -> int | None:
+        backend = self._admission.backends[member.name]
+        if backend.state is not State.READY or not backend.serves(call):
+            return None
+        counting = member.engine.count(call.route, request.edited(model=backend.model_for(call)))
+        if counting is None:
+            return None
+        try:
+            answer = await _ask(member, counting)
+        except (ConnectFailed, ConnectionLost, AnswerTooLarge):
+            return None
+        return member.engine.counted(answer)
+
+
+async def _ask(member: Member, counting: Count) -> Answer:
+    exchange = await member.upstream.send(
+        "POST", counting.path, [(b"content-type", b"application/json")], counting.body
+    )
     try:
-        async with asyncio.timeout(seconds_max):
-            exchange = await upstream.send(
-                "POST", counting.path, [(b"content-type", b"application/json")], counting.body
-            )
-            try:
-                head = await exchange.head()
-                body = await exchange.body(COUNT_BYTES_MAX)
-            finally:
-                exchange.abort()
-    except (TimeoutError, ConnectFailed, ConnectionLost, AnswerTooLarge):
-        return None
-    return engine.counted(Answer(head.status, head.headers, body))
+        head = await exchange.head()
+        return Answer(head.status, head.headers, await exchange.body(COUNT_BYTES_MAX))
+    finally:
+        exchange.abort()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from policies.cost import cached_tokens
 from policies.types import Backend, Call, Limits, Priority, Reason, State
 
 ESTIMATE_LOW = 0.7  # an estimate from bytes may be this far too high; only engines refuse what lies between
@@ -40,25 +39,9 @@ def expected_tokens(call: Call) -> int:
     return call.prompt_tokens + (usual if limit is None else min(limit, usual))
 
 
-def uncertain(call: Call, backend: Backend) -> bool:
-    """Whether the estimate is so near the context that only the engine's tokenizer can tell the side."""
-    context = backend.window
-    return (
-        context is not None
-        and not call.prompt_counted
-        and call.prompt_tokens * ESTIMATE_LOW < context <= call.prompt_tokens * ESTIMATE_HIGH
-    )
-
-
 def largest_context(backends: Sequence[Backend]) -> int | None:
     """The largest known context of one call, in tokens."""
     return max((window for b in backends if (window := b.window) is not None), default=None)
-
-
-def outgrown(call: Call, backend: Backend) -> bool:
-    """Whether the prompt, by its estimate, is longer than the backend's context in any case."""
-    context = backend.window
-    return context is not None and context <= call.prompt_tokens * ESTIMATE_LOW
 
 
 def any_larger(call: Call, context_tokens: int, backends: Iterable[Backend]) -> bool:
@@ -108,17 +91,3 @@ def gated(backend: Backend, limits: Limits) -> bool:
     """Whether a long prefill must wait for another one's first token: prefill is serial in an engine,
     so side by side they only freeze everybody else."""
     return backend.long_prefills >= limits.long_prefills_per_backend
-
-
-def at_gate(call: Call, backend: Backend, limits: Limits) -> bool:
-    """Whether a long prefill is in progress there, and the estimate is so near the gate that only the
-    engine's tokenizer can tell whether this one is long too."""
-    if call.prompt_counted or not gated(backend, limits):
-        return False
-    cached = cached_tokens(call, backend)
-    uncached = call.prompt_tokens - cached
-    least, most = (
-        backend.service.prefill_seconds(cached + int(uncached * factor), cached)
-        for factor in (ESTIMATE_LOW, ESTIMATE_HIGH)
-    )
-    return least <= limits.prefill_gate_seconds < most

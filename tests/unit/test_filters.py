@@ -6,7 +6,6 @@ import pytest
 
 from policies import filters
 from policies.output_length import OutputTokens
-from policies.prefix import Link
 from policies.types import Backend, Call, Lease, Limits, Priority, Reason, State
 from tests.unit.fleet import MODEL, a_backend, a_call
 
@@ -98,52 +97,6 @@ def test_no_backend_fits_nothing() -> None:
     """An empty fleet is no error."""
     assert names(filters.fitting(a_call(), [])) == []
     assert filters.largest_context([a_backend()]) is None
-
-
-@pytest.mark.parametrize(
-    ("prompt_tokens", "counted", "uncertain"),
-    [
-        (2000, False, False),
-        (3000, False, True),
-        (5800, False, True),
-        (5900, False, False),
-        (3000, True, False),
-    ],
-)
-def test_an_estimate_near_a_context_is_uncertain(prompt_tokens: int, counted: bool, uncertain: bool) -> None:
-    """Near a limit only the engine's own tokenizer can tell the side."""
-    call = a_call(prompt_tokens=prompt_tokens, prompt_counted=counted)
-    assert filters.uncertain(call, SMALL) is uncertain
-    assert filters.uncertain(call, a_backend()) is False
-
-
-@pytest.mark.parametrize(
-    ("prompt_tokens", "counted", "doubtful"),
-    [
-        (600, False, False),  # 0.94 s at the very most
-        (700, False, True),
-        (1200, False, True),
-        (1300, False, False),  # 1.01 s at the very least
-        (900, True, False),
-    ],
-)
-def test_an_estimate_near_the_gate_is_doubtful(prompt_tokens: int, counted: bool, doubtful: bool) -> None:
-    """Only while the gate is shut does it matter; 1,000 tokens a second, the gate at one second."""
-    call = a_call(prompt_tokens=prompt_tokens, prompt_counted=counted)
-    backend = a_backend(slots=3)
-    assert filters.at_gate(call, backend, LIMITS) is False
-    occupy(backend, "long", long=True)
-    assert filters.at_gate(call, backend, LIMITS) is doubtful
-
-
-def test_what_is_cached_is_no_doubt_at_the_gate() -> None:
-    """Of 3,000 tokens 2,900 are there: no estimate makes the rest long."""
-    backend = a_backend(slots=3)
-    occupy(backend, "long", long=True)
-    head, whole = Link(1, 2900), Link(2, 3000)
-    assert filters.at_gate(a_call(prompt_tokens=1000, chain=(head, whole)), backend, LIMITS) is True
-    backend.shadow.book((head,))
-    assert filters.at_gate(a_call(prompt_tokens=3000, chain=(head, whole)), backend, LIMITS) is False
 
 
 # -- may it start now --------------------------------------------------------------------------------
