@@ -82,7 +82,7 @@ async def test_it_shows_slots_queue_lines_and_agents_under_load(chromium: Browse
     """Each slot with agent, class, phase and age; why the others wait; nothing from elsewhere."""
     async with busy() as (front, _), tab(chromium, f"{front.admin}/console") as page:
         await shows(page, ".slot[data-phase=decode]", r"^agent-1 \d+ s \d+ tok · \d+(\.\d)?/s interactive$")
-        await shows(page, ".slot[data-phase=prefill]", r"^agent-3 \d+ s reads [\d.]+k · \d+ % agent$")
+        await shows(page, ".slot[data-phase=prefill]", r"^agent-3 \d+ s reads \d+ % of [\d.]+k agent$")
         await shows(
             page, "#queue tr", r"^1 agent-4 agent fake-model [\d.]+k \d+ s not known no free slot: b0$"
         )

@@ -102,7 +102,7 @@ class Cell {
     text(this.age, busy ? age(cell.age_seconds) : "");
     text(this.class, busy ? cell.class : "");
     text(this.doing, busy ? doing(cell) : phase === "foreign" ? "not the gateway's" : "");
-    attribute(this.node, "title", busy ? `${cell.agent}: ${doing(cell)}` : null);
+    attribute(this.node, "title", busy ? `${cell.agent}: ${doing(cell)}; ${prompt(cell)}` : null);
     const shown = `${cell.id} ${phase}`;
     this.fill.style.transition = shown === this.shown ? "" : "none"; // a new bar does not slide from the old one
     this.shown = shown;
@@ -122,14 +122,17 @@ function progress({ phase, read_seconds: read, predicted_seconds: predicted }) {
 function doing(cell) {
   if (cell.phase === "leaving") return "client gone";
   if (cell.phase === "prefill") {
-    const rest = cell.prompt_tokens - cell.cached_tokens;
-    const prompt = cell.cached_tokens ? `${short(rest)} of ${short(cell.prompt_tokens)}` : short(cell.prompt_tokens);
-    if (cell.read_seconds === null) return `to read ${prompt}`;
+    const rest = short(cell.prompt_tokens - cell.cached_tokens);
+    if (cell.read_seconds === null) return `to read ${rest}`;
     const late = cell.read_seconds > cell.predicted_seconds + 1;
-    return `reads ${prompt} · ${late ? "late" : `${Math.round(progress(cell) * 100)} %`}`;
+    return late ? `reads ${rest}, late` : `reads ${Math.round(progress(cell) * 100)} % of ${rest}`;
   }
   if (cell.tokens_per_second === null) return "writes";
   return `${count(cell.tokens)} tok · ${rate(cell.tokens_per_second)}/s`;
+}
+
+function prompt({ prompt_tokens: tokens, cached_tokens: cached }) {
+  return `prompt of ${count(tokens)} tokens${cached ? `, ${count(cached)} of them cached` : ""}`;
 }
 
 function facts({ engine, models, slots, context_tokens: context, prefix, backup }) {
