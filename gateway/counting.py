@@ -65,12 +65,7 @@ class Counting:
         """Its answer; None if it has none now."""
         body = live.request.edited(model=model)
         try:
-            exchange = await member.upstream.send("POST", live.record.route, live.headers, body)
-            try:
-                head = await exchange.head()
-                answer = Answer(head.status, head.headers, await exchange.body(COUNT_BYTES_MAX))
-            finally:
-                exchange.abort()
+            answer = await member.upstream.ask("POST", live.record.route, live.headers, body, COUNT_BYTES_MAX)
         except (ConnectFailed, ConnectionLost, AnswerTooLarge):
             self._fleet.suspect(member)
             return None

@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 from dataclasses import replace
 
-from gateway.engines.base import Answer, Count
+from gateway.client import JSON
 from gateway.fleet import Fleet
 from gateway.member import Member
 from gateway.request import Request
@@ -49,18 +49,7 @@ class Tokenizers:
         if counting is None:
             return None
         try:
-            answer = await _ask(member, counting)
+            answer = await member.upstream.ask("POST", counting.path, JSON, counting.body, COUNT_BYTES_MAX)
         except (ConnectFailed, ConnectionLost, AnswerTooLarge):
             return None
         return member.engine.counted(answer)
-
-
-async def _ask(member: Member, counting: Count) -> Answer:
-    exchange = await member.upstream.send(
-        "POST", counting.path, [(b"content-type", b"application/json")], counting.body
-    )
-    try:
-        head = await exchange.head()
-        return Answer(head.status, head.headers, await exchange.body(COUNT_BYTES_MAX))
-    finally:
-        exchange.abort()

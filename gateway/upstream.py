@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from time import monotonic
 from urllib.parse import urlsplit
 
+from gateway.engines.base import Answer
 from gateway.exchange import AnswerTooLarge, Connection, ConnectionLost, Exchange, Head
 
 __all__ = ["AnswerTooLarge", "ConnectFailed", "ConnectionLost", "Exchange", "Head", "Upstream"]
@@ -99,6 +100,18 @@ class Upstream:
         connection = self._take(exchange) or await self._connect(exchange)
         connection.submit(request)
         return exchange
+
+    async def ask(
+        self, method: str, path: str, headers: Sequence[tuple[bytes, bytes]], body: bytes, bytes_max: int
+    ) -> Answer:
+        """Send a request and wait for the whole answer. Raises what `send` raises, ConnectionLost and
+        AnswerTooLarge."""
+        exchange = await self.send(method, path, headers, body)
+        try:
+            head = await exchange.head()
+            return Answer(head.status, head.headers, await exchange.body(bytes_max))
+        finally:
+            exchange.abort()
 
     async def close(self) -> None:
         """End all connections; from now on `send` fails."""

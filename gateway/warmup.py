@@ -7,6 +7,7 @@ import asyncio
 import json
 from typing import Any
 
+from gateway.client import JSON
 from gateway.engines.base import CHAT, COMPLETIONS, EMBEDDINGS
 from gateway.upstream import AnswerTooLarge, ConnectFailed, ConnectionLost, Upstream
 
@@ -29,25 +30,15 @@ async def warm_up(upstream: Upstream, model: str) -> str:
     try:
         async with asyncio.timeout(WARMUP_SECONDS_MAX):
             for route, request in REQUESTS:
-                status = await _ask(upstream, route, json.dumps({"model": model} | request).encode())
-                if status == 200:
+                body = json.dumps({"model": model} | request).encode()
+                answer = await upstream.ask("POST", route, JSON, body, ANSWER_BYTES_MAX)
+                if answer.status == 200:
                     return ""
-                faults.append(f"warm-up request was answered with status {status}")
-                if status not in NOT_HERE:
+                faults.append(f"warm-up request was answered with status {answer.status}")
+                if answer.status not in NOT_HERE:
                     break
     except TimeoutError:
         return f"warm-up request was not answered within {WARMUP_SECONDS_MAX:g} seconds"
     except (ConnectFailed, ConnectionLost, AnswerTooLarge) as error:
         return f"warm-up request failed: {error}"
     return faults[0]
-
-
-async def _ask(upstream: Upstream, route: str, body: bytes) -> int:
-    """The status of the whole answer."""
-    exchange = await upstream.send("POST", route, ((b"content-type", b"application/json"),), body)
-    try:
-        head = await exchange.head()
-        await exchange.body(ANSWER_BYTES_MAX)
-    finally:
-        exchange.abort()
-    return head.status

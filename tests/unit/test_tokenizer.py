@@ -31,7 +31,7 @@ class Way:
         self.failure = failure
         self.asked = 0
 
-    async def send(self, *request: object) -> NoReturn:
+    async def ask(self, *request: object) -> NoReturn:
         """Take the question."""
         self.asked += 1
         if self.failure is not None:
