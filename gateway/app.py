@@ -33,6 +33,7 @@ from gateway.fleet import Fleet
 from gateway.handler import Handler
 from gateway.inflight import Inflight, Inflights, Phase
 from gateway.lessons import Lessons
+from gateway.mender import Mender
 from gateway.metrics import Metrics
 from gateway.models import Models
 from gateway.prefixes import Prefixes
@@ -70,6 +71,7 @@ class Gateway:
             clock=clock,
         )
         self.prefixes = Prefixes(self.metrics, clock)
+        self.mender = Mender(settings.prefix, self.prefixes)
         lessons = Lessons(self.admission.backends)
         history = History(clock)
         self.bookkeeper = Bookkeeper(settings.accounting, clock)
@@ -82,6 +84,7 @@ class Gateway:
             self.models,
             self.dispatcher,
             Tokenizers(self.fleet, self.admission),
+            self.mender,
             Relay(self.fleet, self.dispatcher, self.prefixes, self.metrics, clock),
             Counting(self.fleet, self.admission),
             self.inflights,

@@ -103,7 +103,7 @@ class Attempt:
             raise NotStarted("connect", CONNECT_PAUSE_SECONDS) from failed
         try:
             backend = self._dispatcher.admission.backends[member.name]
-            self._prefixes.look(live, slot.lease, backend)  # now that the engine is at work
+            self._prefixes.look(live, slot.call, backend)  # now that the engine is at work
             live.client.headers = describe(slot, live, backend)
             await self._converse()
         except (ConnectionLost, AnswerTooLarge, EventTooLarge) as lost:

@@ -17,6 +17,8 @@ def describe(slot: Slot, live: Inflight, backend: Backend) -> Headers:
         (b"x-slotgate-queue-ms", b"%d" % round(waited * 1000)),
         (b"x-slotgate-prompt-tokens", b"%d" % slot.call.prompt_tokens),
     ]
+    if live.request.mends:
+        headers.append((b"x-slotgate-stabilised", ", ".join(live.request.mends).encode()))
     if live.explains:
         headers += [
             (b"x-slotgate-reason", _reason(slot, backend).encode()),

@@ -16,9 +16,10 @@ from gateway.client import Client
 from gateway.counting import Counting
 from gateway.dispatcher import Dispatcher
 from gateway.edge import Arrival
-from gateway.identify import call_of, conversation_of
+from gateway.identify import agent_of, call_of, conversation_of
 from gateway.inflight import Inflight, Inflights
 from gateway.lessons import Lessons
+from gateway.mender import Mender
 from gateway.models import Models
 from gateway.relay import Relay
 from gateway.request import Request, parse
@@ -46,6 +47,7 @@ class Handler:
         models: Models,
         dispatcher: Dispatcher,
         tokenizers: Tokenizers,
+        mender: Mender,
         relay: Relay,
         counting: Counting,
         inflights: Inflights,
@@ -58,6 +60,7 @@ class Handler:
         self._models = models
         self._dispatcher = dispatcher
         self._tokenizers = tokenizers
+        self._mender = mender
         self._relay = relay
         self._counting = counting
         self._inflights = inflights
@@ -84,6 +87,8 @@ class Handler:
             request = parse(body, route)
             if not key.allows(request.model):
                 raise errors.Forbidden("This API key may not use this model.")
+            if self._mender.works:
+                request = self._mender.mended(request, agent_of(headers, request, key), headers)
             live = self._begin(record, client, headers, request)
             with self._inflights.serve(live):
                 arrival.watch(lambda: live.interrupt(errors.ClientGone()))

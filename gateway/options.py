@@ -26,6 +26,7 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 
 from policies.types import Limits
+from policies.volatility import volatile
 
 PREFIX = "SLOTGATE_"
 
@@ -83,6 +84,16 @@ def _advertised(value: object) -> object:
     return value
 
 
+def _pattern(text: str) -> str:
+    try:
+        found = volatile((text,))
+    except re.error as error:
+        raise ValueError(f"is no regular expression: {error}") from None
+    if found.groups != volatile().groups + 1 or re.search(text, ""):
+        raise ValueError("must match at least one character, and have no group but (?:...)")
+    return text
+
+
 Port = Annotated[int, Field(strict=True, ge=0, le=65535)]  # 0: any free one, for tests
 Count = Annotated[int, Field(strict=True, ge=1, le=2**53)]
 CountFromZero = Annotated[int, Field(strict=True, ge=0, le=2**53)]
@@ -94,6 +105,7 @@ Alias = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]{1,200}$")]
 Secret = Annotated[SecretStr, AfterValidator(_header_safe)]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9A-Fa-f]{64}$"), AfterValidator(str.lower)]
 Texts = tuple[str, ...]
+Patterns = tuple[Annotated[str, AfterValidator(_pattern)], ...]
 Advertised = Annotated[Literal["smallest", "largest"] | int, BeforeValidator(_advertised)]
 
 
@@ -236,14 +248,26 @@ class AliasSettings(Section):
     )
 
 
-class PrefixSettings(Section):
-    """Stabilising of prompts."""
+class AgentPrefixSettings(Section):
+    """One agent's prompts."""
 
-    stabilise: Annotated[str, Later("prompt stabilising")] = Field(
-        default="off", description="off | tools | all"
+    stabilise: Literal["off", "tools", "all"] | None = Field(
+        default=None, description="the same for this agent alone"
     )
-    patterns: Annotated[Texts, Later("prompt stabilising")] = Field(default=(), description="volatile spans")
-    agents: Annotated[Table, Later("prompt stabilising")] = Field(default={}, description="the same by agent")
+    patterns: Patterns = Field(default=(), description="beside those for all")
+
+
+class PrefixSettings(Section):
+    """What of prompts is held still, so that engines find them in their caches."""
+
+    stabilise: Literal["off", "tools", "all"] = Field(
+        default="off",
+        description="tools: in one order; all: also times, dates, identifiers and counters in system prompts",
+    )
+    patterns: Patterns = Field(
+        default=(), description="what else changes in system prompts, as regular expressions"
+    )
+    agents: dict[Alias, AgentPrefixSettings] = {}
 
 
 class AccountingSettings(Section):
@@ -358,7 +382,7 @@ def _type(annotation: Any) -> str:
     if get_origin(annotation) is Union:
         return " | ".join(map(_type, get_args(annotation)))
     names = {int: "integer", float: "number", bool: "boolean", str: "text", SecretStr: "secret", date: "date"}
-    return {Texts: "list of text", Table: "table"}.get(annotation) or names[annotation]
+    return {Texts: "list of text", Patterns: "list of text"}.get(annotation) or names[annotation]
 
 
 def _default(option: FieldInfo) -> str:

@@ -20,7 +20,8 @@ from policies.prefix import Chain
 from policies.service_model import ServiceModel
 from policies.stability import Stability
 from policies.turn import Turn
-from policies.types import Backend, Lease
+from policies.types import Backend, Call
+from policies.volatility import Kind
 
 log = logging.getLogger("slotgate.prefix")
 
@@ -38,17 +39,22 @@ class Prefixes:
         self._clock = clock
         self._warned: set[tuple[str, str]] = set()
 
-    def look(self, live: Inflight, lease: Lease, backend: Backend) -> None:
+    def mended(self, agent: str, kind: Kind) -> None:
+        """Something in a prompt of this agent was held still."""
+        self.findings.mended(agent, kind)
+        self._metrics.prefix_mended(kind.value)
+
+    def look(self, live: Inflight, call: Call, backend: Backend) -> None:
         """A request went out to this backend: compare its prompt with what engines saw of it before."""
-        if live.verdict is not None or len(lease.call.chain) < LINKS_MIN:
+        if live.verdict is not None or len(call.chain) < LINKS_MIN:
             return
         try:
-            self._look(live, lease, backend.service)
+            self._look(live, call, backend.service)
         except Exception:  # a defect of ours; the request does not depend on it
             log.exception("request %s could not be compared", live.record.id)
 
-    def _look(self, live: Inflight, lease: Lease, service: ServiceModel) -> None:
-        call, record = lease.call, live.record
+    def _look(self, live: Inflight, call: Call, service: ServiceModel) -> None:
+        record = live.record
         turn = turn_of(live.request, call.chain)
         if turn is None:
             return

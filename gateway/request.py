@@ -40,6 +40,7 @@ class Request:
     parts: tuple[Part, ...]  # of the prompt; chat templates render tools first, wherever they stand
     spans: dict[str, Span]  # top-level key -> where its value stands
     usage_option: Span | None  # where the value of stream_options.include_usage stands
+    mends: tuple[str, ...] = ()  # what of its head is held still, and is not as the client sent it
 
     @property
     def prompt_bytes(self) -> int:

@@ -262,8 +262,10 @@ def _unknown(name: str, known: Iterable[str]) -> str:
 
 def _declared(path: KeyPath) -> str:
     """The name under which the option at this place would be declared."""
-    chosen = path[0] == "models" and len(path) > 1  # its second part is a name of the operator's choice
-    return re.sub(r"\[\d+\]", "[]", ".".join(("models.*", dotted(path[2:]))) if chosen else dotted(path))
+    for table in (("models",), ("prefix", "agents")):  # what follows is a name of the operator's choice
+        if path[: len(table)] == table and len(path) > len(table) + 1:
+            return ".".join((*table, "*", dotted(path[len(table) + 1 :])))
+    return re.sub(r"\[\d+\]", "[]", dotted(path))
 
 
 def dotted(path: KeyPath) -> str:

@@ -30,13 +30,14 @@ class Difference(NamedTuple):
     at: int  # bytes of the piece before it, as the engine reads it
     offset: int  # in the body
     path: str
+    head: bool  # in what stands before all messages that are said
     sure: bool  # it is the same piece, changed; else it may as well be another one in its place
 
 
 def first_difference(old: Turn, new: Turn) -> Difference | None:
     """Where the new turn leaves the old one; None: one continues the other."""
     if old.model != new.model:
-        return Difference(Kind.MODEL, -1, 0, new.model_start, "model", True)
+        return Difference(Kind.MODEL, -1, 0, new.model_start, "model", True, True)
     for place in range(min(len(old), len(new))):
         was, now = old.kept(place), new.kept(place)
         if was != now and (found := _within(old, new, place, was, now)):
@@ -77,7 +78,7 @@ def _within(old: Turn, new: Turn, place: int, was: bytes, now: bytes) -> Differe
     if kind is None:
         kind = Kind.TOOLS if is_tools else Kind.SYSTEM if is_head else Kind.HISTORY
     path = (new.path(place) + keys)[:PATH_LENGTH_MAX]
-    return Difference(kind, place, at, new.pieces[place].place(at), path, sure)
+    return Difference(kind, place, at, new.pieces[place].place(at), path, is_head, sure)
 
 
 def _of_tools(before: Any, after: Any) -> Kind | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -23,6 +23,8 @@ DAY_SECONDS = 86_400
 
 _clock = re.compile(rb"\d{1,2}:\d\d(?P<seconds>:\d\d(?:[.,]\d+)?)?(?P<half> ?[AaPp]\.?[Mm]\b)?").match
 _MORNING = bytes.maketrans(b"Pp", b"Aa")
+
+IDENTIFIERS = (Kind.UUID, Kind.RANDOM_ID)
 
 Kinds = frozenset[Kind]
 NONE: Kinds = frozenset()
@@ -129,29 +131,36 @@ class Heads:
     def __len__(self) -> int:
         return len(self._heads)
 
-    def still(self, agent: str, conversation: Hashable, text: bytes) -> tuple[bytes, Kinds]:
+    def still(self, agent: str, session: str | None, said: Sequence[int], text: bytes) -> tuple[bytes, Kinds]:
         """The text with its volatile spans as they were when this conversation began, and what they are.
 
-        If anything else has changed, it is taken as it came, and held from then on. In a new conversation,
-        times of day that differ from those of the agent's last one become midnight: all of a day begin alike.
+        `said`: digests of the first messages. If anything else has changed, the text is taken as it came, and
+        held from then on. In a new conversation, times of day that differ from those of the agent's last one
+        become midnight: all of a day begin alike.
         """
-        head = self._heads.get((agent, conversation))
+        key = (agent, session, *said[:1]) if session is not None else (agent, *said[:2])
+        head = self._heads.get(key)
         if head is not None and head.raw == text:
-            self._heads.move_to_end((agent, conversation))
+            self._heads.move_to_end(key)
             return head.sent, head.kinds
         found = list(spans(text, pattern=self._pattern))
         values = tuple(text[span.start : span.end] for span in found)
         skeleton = _filled(text, found, {})
+        # Conversations without a name may begin with the same words: then their identifiers hold them apart.
+        own = (agent, *said[:1], *(text[span.start : span.end] for span in found if span.kind in IDENTIFIERS))
+        begins = session is None and len(said) < 2
+        if begins:
+            head = self._heads.get(own)
+        elif session is None and head is None:
+            head = self._heads.get(own) or self._heads.get((agent, *said[:1]))
         if head is not None and head.skeleton == skeleton:
-            changed = {
-                span.kind for span, now, first in zip(found, values, head.values, strict=True) if now != first
-            }
-            kinds = frozenset(changed | {Kind.TIME} if head.midnight else changed)
-            head = replace(head, raw=text, kinds=kinds)
+            head = _held(head, text, found, values)
         else:
             head = self._begun(self._heads.get((agent,)), text, found, values, skeleton)
             self._keep((agent,), head)
-        self._keep((agent, conversation), head)
+        self._keep(key, head)
+        if begins:
+            self._keep(own, head)
         return head.sent, head.kinds
 
     def _begun(
@@ -175,6 +184,12 @@ class Heads:
         self._heads[key] = head
         while len(self._heads) > self._heads_max or self.memory_bytes > self._bytes_max:
             self.memory_bytes -= self._heads.popitem(last=False)[1].memory_bytes
+
+
+def _held(head: Head, text: bytes, found: Iterable[Span], values: tuple[bytes, ...]) -> Head:
+    """The same head with what a turn has for its spans."""
+    changed = {span.kind for span, now, first in zip(found, values, head.values, strict=True) if now != first}
+    return replace(head, raw=text, kinds=frozenset(changed | {Kind.TIME} if head.midnight else changed))
 
 
 def _filled(text: bytes, found: list[Span], values: Mapping[int, bytes]) -> bytes:

@@ -60,7 +60,7 @@ class Stability:
         self._turns_max = turns_max
         self._bytes_max = bytes_max
         self._held: OrderedDict[int, Held] = OrderedDict()  # by identity, the one used longest ago first
-        self._ends: dict[int, Held] = {}  # by digest of a whole prompt
+        self._ends: dict[tuple[str, int], Held] = {}  # by agent and digest of a whole prompt
         self._tails: dict[Key, Held] = {}  # by what was said last
         self._openings: dict[Key, Held] = {}  # by what was said first
         self.memory_bytes = 0
@@ -74,7 +74,7 @@ class Stability:
         `session`: the conversation's name, where the client gives one.
         """
         for link in reversed(turn.chain):
-            held = self._ends.get(link.digest)
+            held = self._ends.get((agent, link.digest))
             if held is not None:
                 latest = held.ends[-1] == link.digest
                 self._hold(agent, session, turn, held if latest else None)
@@ -135,7 +135,7 @@ class Stability:
         self._held[id(held)] = held
         self.memory_bytes += turn.memory_bytes
         for end in held.ends:
-            self._ends[end] = held
+            self._ends[agent, end] = held
         self._tails[held.tail] = self._openings[held.opening] = held
         turn.settle()
         while len(self._held) > self._turns_max or self.memory_bytes > self._bytes_max:
@@ -144,9 +144,10 @@ class Stability:
     def _forget(self, held: Held) -> None:
         del self._held[id(held)]
         self.memory_bytes -= held.turn.memory_bytes
+        agent = held.tail[0]
         for end in held.ends:
-            if self._ends.get(end) is held:
-                del self._ends[end]
+            if self._ends.get((agent, end)) is held:
+                del self._ends[agent, end]
         if self._tails.get(held.tail) is held:
             del self._tails[held.tail]
         if self._openings.get(held.opening) is held:

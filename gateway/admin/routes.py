@@ -11,6 +11,7 @@ from gateway import __version__, errors
 from gateway.admin.door import Door
 from gateway.admin.events import EventStream
 from gateway.admin.page import pages
+from gateway.admin.prefix import PrefixView, prefix_view
 from gateway.admin.usage import usage
 from gateway.admin.views import (
     BackendView,
@@ -116,6 +117,12 @@ def admin_app(gateway: Gateway, guard: AdminGuard) -> FastAPI:
     async def used(by: By = By.AGENT, since: str = "") -> list[Account]:
         """What each agent, model or backend used, by the journal: `since` a time, or so long ago."""
         return await usage(gateway.settings.accounting.journal, by, since)
+
+    @app.get("/admin/prefix")
+    async def prefix() -> list[PrefixView]:
+        """What breaks the prefixes of each agent's prompts, the most expensive first."""
+        now, worst = clock(), gateway.prefixes.findings.worst()
+        return [prefix_view(agent, finding, gateway.mender, now) for agent, finding in worst]
 
     @app.get("/admin/advice")
     async def advice() -> Answer:

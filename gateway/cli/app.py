@@ -12,6 +12,7 @@ from gateway.cli.check import check
 from gateway.cli.drain import drain
 from gateway.cli.failure import CommandFailed
 from gateway.cli.plan import plan
+from gateway.cli.prefix import prefix
 from gateway.cli.resume import resume
 from gateway.cli.serve import serve
 from gateway.cli.simulate import simulate
@@ -23,7 +24,7 @@ from gateway.cli.usage import usage
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
 )
-for command in (serve, check, status, drain, resume, usage, simulate, plan):
+for command in (serve, check, status, drain, resume, usage, prefix, simulate, plan):
     app.command()(command)
 
 

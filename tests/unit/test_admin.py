@@ -377,6 +377,7 @@ async def test_the_schema_describes_every_answer(operator: httpx.AsyncClient) ->
         "/admin/backends/{name}/drain",
         "/admin/backends/{name}/resume",
         "/admin/events",
+        "/admin/prefix",
         "/admin/queue",
         "/admin/requests",
         "/admin/requests/{id}",

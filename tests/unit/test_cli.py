@@ -19,7 +19,7 @@ from gateway.cli.app import main
 from gateway.cli.failure import CommandFailed
 from gateway.cli.status_page import bar, page
 
-COMMANDS = ("serve", "check", "status", "drain", "resume", "usage", "simulate", "plan")
+COMMANDS = ("serve", "check", "status", "drain", "resume", "usage", "prefix", "simulate", "plan")
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:

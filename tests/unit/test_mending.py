@@ -81,19 +81,25 @@ def test_spans_are_held_at_their_first_values() -> None:
         f"It is 2026-11-30T09:0{n}:17Z. Session {UUIDS[n]}, request r{n}kq7zp1. You made {8 + n} calls."
         for n in range(3)
     ]
-    assert heads.still("a", 1, turns[0].encode()) == (turns[0].encode(), frozenset())
+    assert heads.still("a", f"s{1}", [1], turns[0].encode()) == (turns[0].encode(), frozenset())
     kinds = {Kind.TIME, Kind.UUID, Kind.RANDOM_ID, Kind.COUNTER}
     for turn in turns[1:]:
-        assert heads.still("a", 1, turn.encode()) == (turns[0].encode(), kinds)
-    assert heads.still("a", 1, turns[0].encode()) == (turns[0].encode(), frozenset())
+        assert heads.still("a", f"s{1}", [1], turn.encode()) == (turns[0].encode(), kinds)
+    assert heads.still("a", f"s{1}", [1], turns[0].encode()) == (turns[0].encode(), frozenset())
 
 
 def test_what_else_has_changed_is_sent_as_it_is() -> None:
     """A prompt that was rewritten is the new one, with the values of its own turn."""
     heads = Heads()
-    heads.still("a", 1, b"You help. It is 9:01.")
-    assert heads.still("a", 1, b"You help Mia. It is 9:02.") == (b"You help Mia. It is 9:02.", frozenset())
-    assert heads.still("a", 1, b"You help Mia. It is 9:03.") == (b"You help Mia. It is 9:02.", {Kind.TIME})
+    heads.still("a", f"s{1}", [1], b"You help. It is 9:01.")
+    assert heads.still("a", f"s{1}", [1], b"You help Mia. It is 9:02.") == (
+        b"You help Mia. It is 9:02.",
+        frozenset(),
+    )
+    assert heads.still("a", f"s{1}", [1], b"You help Mia. It is 9:03.") == (
+        b"You help Mia. It is 9:02.",
+        {Kind.TIME},
+    )
 
 
 def test_conversations_hold_their_own_values() -> None:
@@ -101,8 +107,33 @@ def test_conversations_hold_their_own_values() -> None:
     heads = Heads()
     for number in (0, 1):
         text = f"Session {UUIDS[number]}.".encode()
-        assert heads.still("a", number, text) == (text, frozenset())
-        assert heads.still("a", number, f"Session {UUIDS[2]}.".encode())[0] == text
+        assert heads.still("a", f"s{number}", [1], text) == (text, frozenset())
+        assert heads.still("a", f"s{number}", [1], f"Session {UUIDS[2]}.".encode())[0] == text
+
+
+def test_conversations_that_begin_alike_are_told_apart_by_their_identifiers() -> None:
+    """Neither has a name, both begin with the same words: each keeps its own identifier, and its own time."""
+    heads = Heads()
+
+    def text(session: int, minute: int) -> bytes:
+        return f"Session {UUIDS[session]} at 9:0{minute}.".encode()
+
+    assert heads.still("a", None, [7], text(0, 1))[0] == text(0, 1)
+    begun, _ = heads.still("a", None, [7], text(1, 2))
+    assert UUIDS[1].encode() in begun
+    assert heads.still("a", None, [7, 8], text(0, 3))[0] == text(0, 1)
+    assert heads.still("a", None, [7, 9], text(1, 4))[0] == begun
+    assert heads.still("a", None, [7, 8, 1], text(0, 5))[0] == text(0, 1)
+    assert heads.still("a", None, [7, 9, 1], text(1, 6))[0] == begun
+
+
+def test_an_identifier_of_each_request_is_held_too() -> None:
+    """Without a name, a conversation is known again by what was said first."""
+    heads = Heads()
+    first = f"Request {UUIDS[0]}.".encode()
+    said = [7, 8, 9]
+    for turn in range(3):
+        assert heads.still("a", None, said[: turn + 1], f"Request {UUIDS[turn]}.".encode())[0] == first
 
 
 def test_a_new_conversation_begins_at_midnight() -> None:
@@ -113,19 +144,22 @@ def test_a_new_conversation_begins_at_midnight() -> None:
         f"It is 2026-11-{day}, {hour:02}:15:09 UTC. Open from 09:00 to 17:30.".encode()
         for day, hour in ((29, 8), (29, 9), (29, 23), (30, 10))
     ]
-    sent = [heads.still("a", number, text)[0] for number, text in enumerate(texts)]
+    sent = [heads.still("a", f"s{number}", [1], text)[0] for number, text in enumerate(texts)]
     assert sent[0] == texts[0]
     assert sent[1] == sent[2] == b"It is 2026-11-29, 00:00:00 UTC. Open from 09:00 to 17:30."
     assert sent[3] == b"It is 2026-11-30, 00:00:00 UTC. Open from 09:00 to 17:30."
-    assert heads.still("a", 1, texts[2]) == (sent[1], {Kind.TIME})
-    assert heads.still("b", 1, texts[2]) == (texts[2], frozenset())
+    assert heads.still("a", f"s{1}", [1], texts[2]) == (sent[1], {Kind.TIME})
+    assert heads.still("b", "s1", [1], texts[2]) == (texts[2], frozenset())
 
 
 def test_the_operators_patterns_come_first() -> None:
     """They hold what no kind knows, and what one would cut short."""
     heads = Heads(("mood: [a-z]+", "build [0-9.]+"))
-    heads.still("a", 1, b"mood: gay, build 1.2.3")
-    assert heads.still("a", 1, b"mood: sad, build 2.0") == (b"mood: gay, build 1.2.3", {Kind.PATTERN})
+    heads.still("a", f"s{1}", [1], b"mood: gay, build 1.2.3")
+    assert heads.still("a", f"s{1}", [1], b"mood: sad, build 2.0") == (
+        b"mood: gay, build 1.2.3",
+        {Kind.PATTERN},
+    )
 
 
 @pytest.mark.parametrize(
@@ -151,10 +185,12 @@ def test_memory_is_bounded() -> None:
     """By number and by bytes; what was forgotten begins anew."""
     heads = Heads(heads_max=100, bytes_max=50_000)
     for number in range(10_000):
-        heads.still(f"a{number % 3}", number, b"It is 9:%02d. " % (number % 60) + b"x" * (number % 2000))
+        heads.still(
+            f"a{number % 3}", None, [number, 1], b"It is 9:%02d. " % (number % 60) + b"x" * (number % 2000)
+        )
         assert heads.memory_bytes <= 50_000
         assert len(heads) <= 100
     heads = Heads(heads_max=3)
     for number in range(50):
-        heads.still("a", number % 4, b"It is 9:%02d." % number)
+        heads.still("a", None, [number % 4], b"It is 9:%02d." % number)
     assert heads.memory_bytes == sum(head.memory_bytes for head in vars(heads)["_heads"].values())

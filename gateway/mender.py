@@ -1,0 +1,108 @@
+"""Holds the heads of prompts still where the operator said so: `[prefix] stabilise`.
+
+The body is edited in place before anything is made of it, so that hashes, estimates and engine see the same.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import Literal, NamedTuple
+
+import xxhash
+
+from gateway.identify import conversation_of
+from gateway.json_spans import Span
+from gateway.options import PrefixSettings
+from gateway.prefixes import Prefixes, turn_of
+from gateway.request import Request, parse
+from policies.mending import Heads, ordered_tools
+from policies.volatility import Kind
+
+log = logging.getLogger("slotgate.prefix")
+
+
+Mode = Literal["off", "tools", "all"]
+
+
+class Way(NamedTuple):
+    """How an agent's prompts are mended."""
+
+    tools: bool
+    heads: Heads | None  # None: system prompts go as they come
+
+
+class Mender:
+    """Mends requests, agent by agent."""
+
+    def __init__(self, settings: PrefixSettings, prefixes: Prefixes) -> None:
+        self._prefixes = prefixes
+        shared = Heads(settings.patterns)
+        self._usual = _way(settings.stabilise, shared)
+        self._agents = {
+            name: _way(
+                agent.stabilise or settings.stabilise,
+                Heads((*agent.patterns, *settings.patterns)) if agent.patterns else shared,
+            )
+            for name, agent in settings.agents.items()
+        }
+        self.works = any(way.tools for way in (self._usual, *self._agents.values()))
+
+    def mode(self, agent: str) -> Mode:
+        """What is told for this agent."""
+        way = self._agents.get(agent, self._usual)
+        return "off" if not way.tools else "tools" if way.heads is None else "all"
+
+    def mended(self, request: Request, agent: str, headers: dict[bytes, bytes]) -> Request:
+        """The request as it goes to an engine: itself, where nothing is to be held still."""
+        way = self._agents.get(agent, self._usual)
+        if not way.tools or not request.route.generates:
+            return request
+        try:
+            edits, kinds = _edits(request, way, agent, conversation_of(headers, request))
+        except Exception:  # a defect of ours; the request is good as it came
+            log.exception("a request of %s could not be mended", agent)
+            return request
+        for kind in kinds:
+            self._prefixes.mended(agent, kind)
+        if not edits:
+            return request
+        return replace(parse(_edited(request.body, edits), request.route), mends=tuple(sorted(kinds)))
+
+
+def _way(stabilise: str, heads: Heads) -> Way:
+    return Way(stabilise != "off", heads if stabilise == "all" else None)
+
+
+def _edits(
+    request: Request, way: Way, agent: str, session: str | None
+) -> tuple[list[tuple[Span, bytes]], set[Kind]]:
+    """What to put where, and what that holds still."""
+    edits: list[tuple[Span, bytes]] = []
+    kinds: set[Kind] = set()
+    if "tools" in request.spans:
+        start, end = request.spans["tools"]
+        tools, found = ordered_tools(request.body[start:end])
+        edits.append(((start, end), tools))
+        kinds.update(found)
+    turn = turn_of(request, ()) if way.heads is not None else None
+    if way.heads is not None and turn is not None and turn.first < len(turn):
+        said = [
+            xxhash.xxh3_64_intdigest(turn.kept(place))
+            for place in range(turn.first, min(len(turn), turn.first + 2))
+        ]
+        for place in range(1, turn.first):
+            start, end = request.parts[place].start, request.parts[place].end
+            text, found = way.heads.still(agent, session, said, request.body[start:end])
+            edits.append(((start, end), text))
+            kinds.update(found)
+    return [(span, text) for span, text in edits if request.body[slice(*span)] != text], kinds
+
+
+def _edited(body: bytes, edits: list[tuple[Span, bytes]]) -> bytes:
+    pieces: list[bytes] = []
+    done = 0
+    for (start, end), text in sorted(edits):
+        pieces += (body[done:start], text)
+        done = end
+    return b"".join((*pieces, body[done:]))
