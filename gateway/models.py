@@ -61,8 +61,7 @@ class Models:
     def _may_exist(self, alias: str) -> bool:
         """Whether a backend serves a model of the alias, or has not told yet what it serves."""
         models = self._models_of(alias)
-        backends = self._admission.backends.values()
-        return any(b.models is None or not b.models.isdisjoint(models) for b in backends)
+        return any(backend.may_serve(models) for backend in self._admission.backends.values())
 
     def _models_of(self, name: str) -> set[str]:
         alias = self._aliases.get(name)

@@ -35,16 +35,15 @@ def tiers(call: Call, backends: Sequence[Backend]) -> Tiers:
 
 def standby(call: Call, backend: Backend) -> bool:
     """Whether the backend, which serves the call, is there only for want of others."""
-    targets = call.targets or (call.model,)
-    return backend.backup or not (backend.models is None or not backend.models.isdisjoint(targets))
+    return backend.backup or not backend.may_serve(call.wanted)
 
 
 def levels(call: Call, backends: Sequence[Backend]) -> Iterator[Sequence[Backend]]:
     """Those that serve a target, then those of each fallback, until there is a ready one: be its slots full
     or too small, since a prompt that is too long must not change the model."""
     left = list(backends)
-    for models in (call.targets or (call.model,), *((fallback,) for fallback in call.fallbacks)):
-        level = [b for b in left if b.models is None or not b.models.isdisjoint(models)]
+    for models in (call.wanted, *((fallback,) for fallback in call.fallbacks)):
+        level = [backend for backend in left if backend.may_serve(models)]
         left = [b for b in left if b not in level]
         yield level
         if _ready(level):

@@ -8,7 +8,7 @@ Times are seconds on the caller's monotonic clock, durations seconds, sizes toke
 from __future__ import annotations
 
 import enum
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 
 from policies.calibration import Calibration
@@ -103,6 +103,11 @@ class Call:
     start_by: float | None = None  # a client that cannot wait longer than this
     targets: tuple[str, ...] = ()  # models that may serve it, an alias's; empty: `model` itself
     fallbacks: tuple[str, ...] = ()  # models tried in turn while no backend of those before is ready
+
+    @property
+    def wanted(self) -> tuple[str, ...]:
+        """The models of which each will do."""
+        return self.targets or (self.model,)
 
 
 @dataclass(slots=True, eq=False)
@@ -241,6 +246,10 @@ class Backend:
             return self.kv_tokens or self.context_tokens
         return min(self.kv_tokens, self.context_tokens)
 
+    def may_serve(self, models: Iterable[str]) -> bool:
+        """Whether one of these models is, or may turn out to be, served here."""
+        return self.models is None or not self.models.isdisjoint(models)
+
     def serves(self, call: Call) -> bool:
         """Whether a model of the call is, or may turn out to be, served here."""
         if call.route not in self.routes:
@@ -251,10 +260,9 @@ class Backend:
 
     def model_for(self, call: Call) -> str | None:
         """The call's model that would serve it here, the first one if nobody knows; None: none of them."""
-        targets = call.targets or (call.model,)
         if self.models is None:
-            return targets[0]
-        for model in (*targets, *call.fallbacks):
+            return call.wanted[0]
+        for model in (*call.wanted, *call.fallbacks):
             if model in self.models:
                 return model
         return None
