@@ -47,7 +47,7 @@ class Counting:
                 return await self._tell(member, answer, live)
             self._fleet.lacks(member, call.route)
         self._able(call)  # raises, if it has turned out that nobody has the route
-        raise errors.NoBackendReady(None)
+        raise errors.NoBackendReady
 
     def _able(self, call: Call) -> list[tuple[Member, str | None]]:
         """The ready engines that can be asked, the least busy first, and the model to name there."""

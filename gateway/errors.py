@@ -217,7 +217,7 @@ class NoBackendReady(Refused):
     type = "server_error"
     outcome = "no_backend"
 
-    def __init__(self, retry_after_seconds: float | None) -> None:
+    def __init__(self, retry_after_seconds: float | None = 5.0) -> None:
         super().__init__("No backend of this model is ready: retry later.", retry_after_seconds)
 
 

@@ -49,6 +49,7 @@ class Relay:
             except NotStarted as refused:
                 live.record.retries += 1
                 live.record.dispatched = None
+                live.client.headers = []  # whoever answers in the end is another
                 self._metrics.retry(refused.reason)
                 live.enter(Phase.QUEUED, self._clock())
                 await slot.again(refused.pause_seconds, refused.prompt_tokens)

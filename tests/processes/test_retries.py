@@ -132,6 +132,18 @@ async def test_another_engine_serves_meanwhile(stage: Stage) -> None:
         await stage.served(name)  # waits until the pause is over
 
 
+async def test_a_call_that_is_given_up_in_the_queue_names_no_backend(stage: Stage) -> None:
+    """The one that refused it before did not answer it."""
+    await stage.engines["a"].script(match="too late", status=503, headers=[["Retry-After", "1"]], times=None)
+    body = chat("too late", stream=False) | {"model": "a"}
+    answer = await ask(stage.gateway, body, [("X-Stainless-Read-Timeout", "2")])
+    fault(answer, 429, "wait_too_long")
+    assert await of(stage.engines["a"], "too late")
+    assert "x-slotgate-backend" not in answer.head.headers
+    await stage.engines["a"].reset()
+    await stage.served("a")  # waits until the pause is over
+
+
 async def test_refusals_in_a_row_are_no_failures(stage: Stage) -> None:
     """Four of them, one more than failures would eject: the fixture sees to the rest."""
     await stage.engines["a"].script(match="again", times=4, status=503, headers=[["Retry-After", "0"]])

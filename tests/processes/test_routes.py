@@ -371,6 +371,7 @@ async def test_an_engine_that_fails_to_count_is_not_blamed(stage: Stage) -> None
     await stage.engines["vllm"].script(path=COUNT_TOKENS, cut="rst")
     reply = await ask(stage.gateway, body(COUNT_TOKENS, "breaks", "vllm"), path=COUNT_TOKENS)
     anthropic(reply, 503, "no_backend_ready")
+    assert reply.head.headers["retry-after"] == "5"
     reply = await ask(stage.gateway, body(COUNT_TOKENS, "again", "vllm"), path=COUNT_TOKENS)
     assert reply.head.status == 200
 
