@@ -6,8 +6,9 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from gateway.accounting import Usage, usage_from
+from gateway.accounting import Usage
 from gateway.routes.base import ABORTED, COMMENT, FINISHED, NOTHING, TOKEN, Route, Seen
+from gateway.routes.counts import usage_from
 from gateway.sse import event_of
 
 DONE = b"data: [DONE]\n\n"

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from gateway.accounting import TokenSource, Usage, count_of, table_of
+from gateway.accounting import TokenSource, Usage
 from gateway.engines.base import EMBEDDINGS
 from gateway.errors import InvalidRequest
 from gateway.json_spans import Span
 from gateway.routes.base import Route
+from gateway.routes.counts import count_of, table_of
 from gateway.routes.prompt import Part
 
 TOKEN_BYTES = 4  # of a text, that a token given by its number counts for

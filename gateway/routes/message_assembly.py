@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from gateway.accounting import table_of
+from gateway.routes.counts import table_of
 
 # Which member of a block each kind of delta makes longer.
 GROWS = {

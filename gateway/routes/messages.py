@@ -6,11 +6,12 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from gateway.accounting import TokenSource, Usage, count_of, table_of
+from gateway.accounting import TokenSource, Usage
 from gateway.engines.base import COUNT_TOKENS, MESSAGES
 from gateway.errors import ContextLengthExceeded, GatewayError, InvalidRequest
 from gateway.json_spans import Span
 from gateway.routes.base import COMMENT, FINISHED, NAMED_ERROR, NOTHING, TOKEN, Route, Seen
+from gateway.routes.counts import count_of, table_of
 from gateway.routes.message_assembly import MessageAssembly
 from gateway.routes.prompt import Part, marked_message, piece
 from gateway.sse import named_event

@@ -6,10 +6,11 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from gateway.accounting import TokenSource, Usage, count_of, table_of, usage_from
+from gateway.accounting import TokenSource, Usage
 from gateway.engines.base import RESPONSES
 from gateway.json_spans import Span
 from gateway.routes.base import ABORTED, FINISHED, NAMED_ERROR, NOTHING, TOKEN, Route, Seen
+from gateway.routes.counts import count_of, table_of, usage_from
 from gateway.routes.prompt import Part, blocks, message, piece
 from gateway.sse import named_event
 
