@@ -130,14 +130,13 @@ class Handler:
         record.model, record.streamed = request.model, request.stream
         record.conversation = conversation_of(headers, request)
         client.streaming = request.stream
+        passed = [(name, headers[name]) for name in PASSED_HEADERS if name in headers]
+        passed.append((b"x-request-id", client.request_id.encode()))
         return Inflight(
             record,
             client,
             request,
-            [
-                *((name, headers[name]) for name in PASSED_HEADERS if name in headers),
-                (b"x-request-id", client.request_id.encode()),
-            ],
+            passed,
             self._settings.queue.total_seconds_max,
             explains=headers.get(b"x-slotgate-explain") == b"1",
         )
