@@ -14,7 +14,6 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
-from prometheus_client import CollectorRegistry
 
 from gateway import __version__, errors
 from gateway.accounting import Accounts
@@ -62,7 +61,6 @@ class Gateway:
         self.models = Models(settings.models, self.admission)
         self.dispatcher.state_changed.append(self.models.look)
         self.metrics = Metrics(
-            CollectorRegistry(),
             self.admission,
             __version__,
             aliases=settings.models,

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from gateway.accounting import Record
+from gateway.accounting import Record, TokenSource
 from gateway.families import (
     BACKEND_STATE,
     BACKEND_TTFT,
@@ -40,24 +39,26 @@ from gateway.families import (
     TPOT,
     TTFT,
     TTFT_ERROR,
-    Family,
 )
 from gateway.recent import Recent
+from gateway.series import Series, Total
 from policies.admission import Admission
 from policies.types import Backend, Priority, State
 
 SHARED_STATES = ("local", "shared", "degraded")  # this version has no ledger but its own
 MODELS_MAX = 200  # labels; an engine that renames its model at each probe fills no disk
 
+# Of a request: labels of model and backend, class, outcome, where its tokens come from.
+Kind = tuple[str, str, Priority | None, str | None, TokenSource | None]
+
 
 class Metrics:
-    """All metrics of one gateway, in its own registry. `aliases` are names of models beside those that are
+    """All metrics of one gateway. `aliases` are names of models beside those that are
     served, `running` the requests being served, `accepted` is what engines themselves tell of their drafted
     tokens, by backend."""
 
     def __init__(
         self,
-        registry: CollectorRegistry,
         admission: Admission,
         version: str,
         *,
@@ -66,51 +67,40 @@ class Metrics:
         accepted: Callable[[], Mapping[str, float]] = dict,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._registry = registry
         self._admission = admission
+        self._version = version
         self._models = set(aliases)
-        self._children: dict[tuple[str, ...], Any] = {}
-        self._metrics = {family.name: _metric(family, registry) for family in FED}
-        self._child(BUILD_INFO, version).set(1)
-        for state in SHARED_STATES:
-            self._child(SHARED_STATE, state).set(state == "local")
+        self._config_invalid = False
+        self._series = Series(FED)
+        self._figures: dict[Kind, Figures] = {}
+        self._prepare = self._series.histogram(OVERHEAD, "prepare")
         self._recent = Recent(running, accepted, clock)
         self._admitted = Admitted(admission)
 
     def observe(self, record: Record) -> None:
         """A request ended."""
-        model, outcome = self._model_label(record.model), record.outcome or ""
         backend = record.backend if record.backend in self._admission.backends else ""
-        child = self._child
-        child(REQUESTS, model, backend, outcome).inc()
-        if (seconds := record.seconds) is not None:
-            child(REQUEST_SECONDS, model, backend, outcome).observe(seconds)
-        if record.priority is not None and (wait := record.queue_wait) is not None:
-            child(QUEUE_WAIT, record.priority.label).observe(wait)
-            if record.streamed and (ttft := record.ttft) is not None:
-                child(TTFT, model, backend, record.priority.label).observe(ttft)
-        if (backend_ttft := record.backend_ttft) is not None:
-            child(BACKEND_TTFT, model, backend).observe(backend_ttft)
-        if (tpot := record.tpot) is not None:
-            child(TPOT, model, backend).observe(tpot)
+        kind = (self._model_label(record.model), backend, record.priority, record.outcome, record.source)
+        figures = self._figures.get(kind)
+        if figures is None:
+            figures = self._figures[kind] = Figures(self._series, kind)
+        figures.add(record)
         if record.prepare_seconds is not None:
-            child(OVERHEAD, "prepare").observe(record.prepare_seconds)
-        if record.source is not None:
-            self._count_tokens(record, model, backend, record.source.value)
-            if backend:
-                self._recent.add(record)
+            self._prepare.observe(record.prepare_seconds)
+        if backend and record.source is not None:
+            self._recent.add(record)
 
     def retry(self, reason: str) -> None:
         """A request started over; the reasons are the code's own."""
-        self._child(RETRIES, reason).inc()
+        self._series.total(RETRIES, reason).value += 1
 
     def prefix_broken(self, kind: str) -> None:
         """A prompt did not continue the one before; the kinds are the code's own."""
-        self._child(PREFIX_BREAKS, kind).inc()
+        self._series.total(PREFIX_BREAKS, kind).value += 1
 
     def prefix_mended(self, kind: str) -> None:
         """A prompt's head was held still."""
-        self._child(PREFIX_MENDS, kind).inc()
+        self._series.total(PREFIX_MENDS, kind).value += 1
 
     def prefix_hit_ratio(self, backend: str) -> float | None:
         """Share of prompt tokens that this backend reported as cached, of late."""
@@ -126,36 +116,27 @@ class Metrics:
 
     def config_invalid(self, invalid: bool) -> None:
         """The file on disk was read: it is refused, or all is well."""
-        self._child(CONFIG_INVALID).set(int(invalid))
+        self._config_invalid = invalid
 
     def snapshot(self) -> Callable[[], bytes]:
         """Read what the event loop owns, on the loop's thread; the function that is returned does the
         rest, which takes far longer, and may run in any thread."""
-        owned = [*self._admitted.collect(), *self._recent.collect()]
-        return lambda: generate_latest(Scrape(self._registry, owned))
+        fed = self._series.read()
+        read = [*self._admitted.collect(), *self._recent.collect(), *self._standing()]
+        return lambda: generate_latest(Scrape(fed, read))
 
     def render(self) -> bytes:
         """The text that Prometheus reads; on the loop's thread only."""
         return self.snapshot()()
 
-    def _count_tokens(self, record: Record, model: str, backend: str, source: str) -> None:
-        for kind, tokens in (
-            ("prompt", record.prompt_tokens),
-            ("cached", record.cached_tokens),
-            ("completion", record.completion_tokens),
-            ("reasoning", record.reasoning_tokens),
-        ):
-            if tokens is not None:
-                self._child(TOKENS, model, backend, kind, source).inc(tokens)
-
-    def _child(self, family: Family, *labels: str) -> Any:
-        """The series of these labels; prometheus_client's own look-up takes 2 us."""
-        key = (family.name, *labels)
-        child = self._children.get(key)
-        if child is None:
-            metric = self._metrics[family.name]
-            child = self._children[key] = metric.labels(*labels) if labels else metric
-        return child
+    def _standing(self) -> Iterator[Metric]:
+        """What this gateway is."""
+        invalid, build, shared = CONFIG_INVALID.gauge(), BUILD_INFO.gauge(), SHARED_STATE.gauge()
+        invalid.add_metric((), self._config_invalid)
+        build.add_metric((self._version,), 1)
+        for state in SHARED_STATES:
+            shared.add_metric((state,), state == "local")
+        yield from (invalid, build, shared)
 
     def _model_label(self, model: str) -> str:
         if model in self._models:
@@ -167,25 +148,63 @@ class Metrics:
         return model
 
 
-def _metric(family: Family, registry: CollectorRegistry) -> Counter | Gauge | Histogram:
-    if family.buckets:
-        return Histogram(family.name, family.help, family.labels, registry=registry, buckets=family.buckets)
-    kind = Counter if family.name.endswith("_total") else Gauge
-    return kind(family.name, family.help, family.labels, registry=registry)
+class Figures:
+    """What requests of one kind feed; found once for all of them, not figure by figure."""
+
+    def __init__(self, series: Series, kind: Kind) -> None:
+        model, backend, priority, outcome, source = kind
+        of, ended = (model, backend), outcome or ""
+        self._series = series
+        self._token_labels = (*of, source.value if source is not None else "")
+        self._tokens: dict[str, Total] = {}
+        self._requests = series.total(REQUESTS, *of, ended)
+        self._seconds = series.histogram(REQUEST_SECONDS, *of, ended)
+        self._backend_ttft = series.histogram(BACKEND_TTFT, *of)
+        self._tpot = series.histogram(TPOT, *of)
+        self._queue_wait = self._ttft = None
+        if priority is not None:
+            self._queue_wait = series.histogram(QUEUE_WAIT, priority.label)
+            self._ttft = series.histogram(TTFT, *of, priority.label)
+
+    def add(self, record: Record) -> None:
+        """One of them ended."""
+        self._requests.value += 1
+        if (seconds := record.seconds) is not None:
+            self._seconds.observe(seconds)
+        if self._queue_wait is not None and (wait := record.queue_wait) is not None:
+            self._queue_wait.observe(wait)
+        if self._ttft is not None and record.streamed and (ttft := record.ttft) is not None:
+            self._ttft.observe(ttft)
+        if (backend_ttft := record.backend_ttft) is not None:
+            self._backend_ttft.observe(backend_ttft)
+        if (tpot := record.tpot) is not None:
+            self._tpot.observe(tpot)
+        if record.source is not None:
+            self._count("prompt", record.prompt_tokens)
+            self._count("cached", record.cached_tokens)
+            self._count("completion", record.completion_tokens)
+            self._count("reasoning", record.reasoning_tokens)
+
+    def _count(self, kind: str, tokens: int | None) -> None:
+        if tokens is None:
+            return
+        total = self._tokens.get(kind)
+        if total is None:
+            model, backend, source = self._token_labels
+            total = self._tokens[kind] = self._series.total(TOKENS, model, backend, kind, source)
+        total.value += tokens
 
 
 class Scrape(Collector):
-    """The registry, without the `_created` series that tell nothing, and what was read beside it."""
+    """What was copied and what was read, as the library asks for it."""
 
-    def __init__(self, registry: CollectorRegistry, owned: list[Metric]) -> None:
-        self._registry = registry
-        self._owned = owned
+    def __init__(self, fed: Callable[[], Iterable[Metric]], read: Iterable[Metric]) -> None:
+        self._fed = fed
+        self._read = read
 
     def collect(self) -> Iterator[Metric]:
-        for metric in self._registry.collect():
-            metric.samples = [sample for sample in metric.samples if not sample.name.endswith("_created")]
-            yield metric
-        yield from self._owned
+        yield from self._fed()
+        yield from self._read
 
 
 class Admitted:

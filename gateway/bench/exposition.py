@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from itertools import product
 
 import uvloop
-from prometheus_client import CollectorRegistry
 
 from gateway.accounting import Record, TokenSource
 from gateway.api import exposition
@@ -49,7 +48,7 @@ def filled(backends: int) -> Metrics:
             ),
             0.0,
         )
-    metrics = Metrics(CollectorRegistry(), admission, "0")
+    metrics = Metrics(admission, "0")
     now = time.monotonic()
     for backend, model, priority, outcome in product(admission.backends, MODELS, Priority, OUTCOMES):
         record = Record(id="", route="", arrived=now - 9)
