@@ -109,18 +109,8 @@ def named_event(name: str, value: object) -> bytes:
 def data_of(event: bytes) -> bytes | None:
     """The data of an event, its lines joined by LF; None if it has none, as comments have."""
     if event.startswith(b"data: ") and event.find(b"\n") == len(event) - 2 and b"\r" not in event:
-        return event[6:-2]  # as all our engines send it
-    lines = _fields(event, b"data")
-    return b"\n".join(lines) if lines else None
-
-
-def event_name(event: bytes) -> bytes | None:
-    """What the `event` field says; None if there is none."""
-    names = _fields(event, b"event")
-    return names[-1] if names else None
-
-
-def _fields(event: bytes, name: bytes) -> list[bytes]:
+        return event[6:-2]  # as all our engines send those without a name
     lines = event.removeprefix(codecs.BOM_UTF8).splitlines()
-    values = (line[len(name) :] for line in lines if line.startswith(name))
-    return [value[1:].removeprefix(b" ") for value in values if value[:1] in (b":", b"")]
+    values = [line.removeprefix(b"data") for line in lines if line.startswith(b"data")]
+    data = [value[1:].removeprefix(b" ") for value in values if value[:1] in (b":", b"")]
+    return b"\n".join(data) if data else None
