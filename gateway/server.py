@@ -102,10 +102,16 @@ class EdgeProtocol(HttpToolsProtocol):
             return
         self._head_bytes += read_bytes
         if self._late is None:
-            late = errors.RequestTimeout(self.head_seconds_max)
-            self._late = self.loop.call_later(self.head_seconds_max, self._refuse, late)
+            self._late = self.loop.call_later(self.head_seconds_max, self._head_is_late)
         if self._head_bytes > HEAD_UNFINISHED_BYTES_MAX:
             self._refuse(errors.HeadersTooLarge(HEADER_FIELDS_MAX, HEADER_BYTES_MAX))
+
+    def _head_is_late(self) -> None:
+        """It has not ended in time; unless it is we who do not read."""
+        if self.flow.read_paused:
+            self._late = self.loop.call_later(self.head_seconds_max, self._head_is_late)
+        else:
+            self._refuse(errors.RequestTimeout(self.head_seconds_max))
 
     def _refuse(self, error: errors.GatewayError) -> None:
         """Answer what did not become a request, then close; into an answer on its way nothing is put."""
@@ -141,8 +147,12 @@ class EdgeProtocol(HttpToolsProtocol):
         self._idle_since = None
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._in_head:  # else it is a trailer: nobody waits for it, and nothing bounds their number
-            super().on_header(name, value)
+        if not self._in_head:  # a trailer: nobody waits for it, and nothing bounds their number
+            return
+        name = name.lower()
+        if name == b"expect" and value.lower() == b"100-continue":
+            self.expect_100_continue = True
+        self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         self._in_head = False

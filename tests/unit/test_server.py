@@ -228,6 +228,21 @@ async def test_requests_behind_one_that_runs_are_bounded() -> None:
         assert 1 < len(client.served.pipeline) < 100
 
 
+async def test_a_head_that_we_do_not_read_is_not_late() -> None:
+    """It stands behind more requests than are read; the one that runs is not to be cut off for it."""
+    stream = Endless()
+    async with connected(stream) as client:
+        await client.write(ASKED)
+        await client.until(b"begun\r\n")
+        client.served.data_received(BEHIND * 100 + b"GET /asgi HT")
+        assert client.served.flow.read_paused
+        client.served._head_is_late()
+        assert not client.served.transport.is_closing()
+        client.served.flow.resume_reading()
+        client.served._head_is_late()
+        assert client.served.transport.is_closing()
+
+
 async def test_two_offers_of_another_protocol_in_one_write() -> None:
     """Both are declined, both requests are served."""
     offer = b"Connection: Upgrade\r\nUpgrade: h2c\r\n"
