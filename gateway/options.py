@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import re
 from collections.abc import Iterator
@@ -46,6 +47,7 @@ def _url(text: str) -> str:
     try:
         parts = urlsplit(text)
         host, port = parts.hostname, parts.port
+        host = f"[{ipaddress.ip_address(host)}]" if host and ":" in host else host  # in its one short form
     except ValueError:
         raise ValueError("is not a URL") from None
     if not re.fullmatch(r"[!-~]+", text) or parts.scheme not in ("http", "https") or not host or port == 0:
@@ -54,7 +56,6 @@ def _url(text: str) -> str:
         raise ValueError("must not hold credentials; use api_key")
     if parts.query or parts.fragment:
         raise ValueError("must not have a query or fragment")
-    host = f"[{host}]" if ":" in host else host
     port = None if port == {"http": 80, "https": 443}[parts.scheme] else port
     path = parts.path.rstrip("/").removesuffix("/v1").rstrip("/")
     return f"{parts.scheme}://{host}{f':{port}' if port else ''}{path}"

@@ -88,6 +88,11 @@ BROKEN = [
     ('[[backends]]\nurl = "http://h?key=hush"', "backends[0].url", "must not have a query"),
     (BACKEND + BACKEND.replace('80"', '80/v1/"'), "backends[1].url", "is the same engine as backends[0]"),
     (
+        '[[backends]]\nurl="http://[fd00::1]:1"\n[[backends]]\nurl="http://[FD00:0:0::1]:1"',
+        "backends[1].url",
+        "is the same engine as backends[0]",
+    ),
+    (
         '[[backends]]\nurl="http://localhost:1"\n[[backends]]\nurl="http://127.0.0.1:1"',
         "backends[1].url",
         "is the same engine as backends[0]",
