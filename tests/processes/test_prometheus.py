@@ -49,6 +49,10 @@ class Clients:
             self._tasks.add(asking)
         return asking
 
+    def keep_talking(self, agent: str) -> None:
+        """One conversation, whose system prompt tells another time at each turn."""
+        self._tasks.add(asyncio.create_task(self._talk(agent)))
+
     async def asked(self, model: str, text: str = "{}", priority: str = "agent") -> Reply:
         """One question."""
         body = chat(text.format(next(self._serial))) | {"model": model}
@@ -57,6 +61,16 @@ class Clients:
     async def _loop(self, model: str, text: str, priority: str) -> None:
         while True:
             await self.asked(model, text, priority)
+            await asyncio.sleep(0.05)
+
+    async def _talk(self, agent: str) -> None:
+        said = [{"role": "user", "content": "Go on."}]
+        headers = [("X-Slotgate-Agent", agent), ("X-Slotgate-Session", agent)]
+        while True:
+            clock = f"You are an agent. It is 2026-11-30T12:00:{len(said) % 60:02d}Z."
+            messages = [{"role": "system", "content": clock}, *said]
+            await ask(self._front, chat("") | {"messages": messages}, headers)
+            said += [{"role": "assistant", "content": "Done."}, {"role": "user", "content": "Go on."}]
             await asyncio.sleep(0.05)
 
     async def stop(self) -> None:
@@ -79,12 +93,17 @@ async def clients(front: Gateway) -> AsyncIterator[Clients]:
 
 async def test_every_panel_has_data() -> None:
     """One backend on which everything happens that an engine can do: speculation, a warm cache, reasoning,
-    refusals, failures, long prompts at once."""
+    refusals, failures, long prompts at once, prompts that change from the beginning."""
     async with (
         engine(
             "llamacpp", slots=3, spec_accept=0.6, prefix_cache=True, tokens_per_event=2, prefill_tps=4000.0
         ) as one,
-        gateway({"backends": [{"name": "b", "url": one.url}]}) as front,
+        gateway(
+            {
+                "backends": [{"name": "b", "url": one.url}],
+                "prefix": {"agents": {"held": {"stabilise": "all"}}},
+            }
+        ) as front,
         prometheus(front.url.removeprefix("http://")) as server,
         clients(front) as asking,
     ):
@@ -98,6 +117,8 @@ async def test_every_panel_has_data() -> None:
         asking.keep_asking("fake-model", "thinks " * 200 + "{}")
         asking.keep_asking("fake-model", priority="interactive")
         asking.keep_asking("fake-model", "word" * 6000 + "{}", clients=2, priority="batch")
+        asking.keep_talking("unsteady")
+        asking.keep_talking("held")
         await server.answered(panel_queries("b"), 60.0)
 
 
