@@ -8,7 +8,9 @@ from typing import Protocol
 
 from policies.prefix import Chain
 
-PIECE_BYTES = 250  # what the object of one piece takes in memory, about
+# What the objects of a turn and of each of its pieces take in memory, about.
+TURN_BYTES = 1500
+PIECE_BYTES = 300
 
 _system = re.compile(rb'"role"\s*:\s*"(?:system|developer)"').search  # within a text, quotes are escaped
 
@@ -66,7 +68,7 @@ class Turn:
     @property
     def memory_bytes(self) -> int:
         """About what it takes to hold it."""
-        return len(self.body) + PIECE_BYTES * len(self.pieces)
+        return len(self.body) + TURN_BYTES + PIECE_BYTES * len(self.pieces)
 
     def kept(self, place: int) -> bytes:
         """A piece as the engine reads it."""
