@@ -70,7 +70,7 @@ class EdgeProtocol(HttpToolsProtocol):
             self._parse(data)
         except httptools.HttpParserError:
             self._refuse(errors.InvalidRequest("The bytes received are not a valid HTTP/1.1 request."))
-        if self._in_head or self._late is not None:
+        if self._in_head:
             self._watch_head(len(data))
 
     def _parse(self, data: bytes) -> None:
@@ -95,11 +95,6 @@ class EdgeProtocol(HttpToolsProtocol):
 
     def _watch_head(self, read_bytes: int) -> None:
         """Bound a head that does not end, in bytes and time."""
-        if not self._in_head:
-            if self._late is not None:
-                self._late.cancel()
-            self._late, self._head_bytes = None, 0
-            return
         self._head_bytes += read_bytes
         if self._late is None:
             self._late = self.loop.call_later(self.head_seconds_max, self._head_is_late)
@@ -157,6 +152,9 @@ class EdgeProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._in_head = False
         self._idle_since = None
+        if self._late is not None:
+            self._late.cancel()
+            self._late, self._head_bytes = None, 0
         parser, cycle = self.parser, self.cycle
         if parser.should_upgrade():
             return  # see `_decline`

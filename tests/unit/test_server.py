@@ -243,6 +243,18 @@ async def test_a_head_that_we_do_not_read_is_not_late() -> None:
         assert client.served.transport.is_closing()
 
 
+async def test_each_head_has_bounds_of_its_own() -> None:
+    """However many stand one behind the other, each read in the middle of one."""
+    request = BEHIND.replace(b"\r\n\r\n", b"\r\nX-Fill: %b\r\n\r\n" % (b"x" * 50_000))
+    async with connected(answer) as client:
+        client.served.data_received(request[:10])
+        for _ in range(10):
+            late = client.served._late
+            client.served.data_received(request[10:] + request[:10])
+            await client.until(b"asgi")
+            assert client.served._late is not late
+
+
 async def test_two_offers_of_another_protocol_in_one_write() -> None:
     """Both are declined, both requests are served."""
     offer = b"Connection: Upgrade\r\nUpgrade: h2c\r\n"
