@@ -11,7 +11,7 @@ A call is in exactly one place: waiting, or holding one lease, or forgotten.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from policies import filters
 from policies.calibration import Calibration
@@ -279,30 +279,43 @@ class Admission:
     def _dispatch(self, now: float) -> list[Decision]:
         """Start every waiting call that can start, in order."""
         decisions: list[Decision] = []
-        if not self.queue or not (groups := self._with_room(now)):  # then the queue need not even be sorted
+        if not self.queue:
+            return decisions
+        overdue = self.queue.overdue(now)
+        if not (groups := self._with_room(overdue, now)):  # then the queue need not even be sorted
             return decisions
         self._placement.begin()
         kept: set[str] = set()  # backends whose kv budget an overdue call waits for
-        for waiting in self.queue.ranked(groups, now):
+        for waiting in self.queue.ranked(groups, overdue, now):
+            id = waiting.call.id
             if group_of(waiting.call) not in groups:
                 continue
-            decision = self._place(waiting, now, kept)
+            decision = self._place(waiting, now, kept, overdue=id in overdue)
             if decision is None:
                 continue
-            self.queue.take(waiting.call.id)
             decisions.append(decision)
-            if isinstance(decision, Granted):
+            if isinstance(decision, Rejected):
+                self.queue.take(id)
+            else:
+                self.queue.start(id, now)
                 self._placement.started(self.backends[decision.lease.backend], now)
-                if not (groups := self._with_room(now)):
+                if not (groups := self._with_room(overdue, now)):
                     break
         return decisions
 
-    def _with_room(self, now: float) -> set[Group]:
+    def _with_room(self, overdue: Mapping[str, Group], now: float) -> set[Group]:
         """The kinds of waiting calls for which some backend has a free slot."""
-        return {group for group, one in self.queue.groups().items() if self._placement.room(one.call, now)}
+        late = set(overdue.values())
+        return {
+            group
+            for group, one in self.queue.groups().items()
+            if self._placement.room(one.call, now, overdue=group in late)
+        }
 
-    def _place(self, waiting: Waiting, now: float, kept: set[str]) -> Granted | Rejected | None:
-        place = self._placement.find(waiting, now, kept)
+    def _place(
+        self, waiting: Waiting, now: float, kept: set[str], *, overdue: bool = False
+    ) -> Granted | Rejected | None:
+        place = self._placement.find(waiting, now, kept, overdue=overdue)
         return Granted(self._grant(waiting, place, now)) if isinstance(place, Place) else place
 
     def _grant(self, waiting: Waiting, place: Place, now: float) -> Lease:

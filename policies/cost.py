@@ -38,11 +38,11 @@ def cost(call: Call, backend: Backend) -> Cost:
     limit, usual = call.output_tokens_max, call.outputs.mean
     output = usual if limit is None else min(limit, usual)
     prefill = service.prefill_seconds(tokens, cached)
-    others = len(backend.leases) + backend.foreign
+    others = min(len(backend.leases) + backend.foreign, backend.slots - 1)  # beside it, once it runs
     decode = service.decode_seconds(output, others + 1, tokens)
     harm = 0.0
-    if others:
-        decoding = others - len(backend.prefilling)
+    if others > 0:
+        decoding = max(0, others - len(backend.prefilling))
         rate = service.starved_tokens_per_second * service.token_seconds(max(1, decoding))
         harm = prefill * decoding * max(0.0, 1 - rate) + output * service.decode_step_seconds * others
     if displaced := backend.shadow.displaced_tokens(call.chain):

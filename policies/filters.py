@@ -50,11 +50,17 @@ def any_larger(call: Call, context_tokens: int, backends: Iterable[Backend]) -> 
 
 
 def blocked(
-    call: Call, backend: Backend, limits: Limits, now: float, *, interactive_seen: bool
+    call: Call,
+    backend: Backend,
+    limits: Limits,
+    now: float,
+    *,
+    interactive_seen: bool,
+    overdue: bool = False,
 ) -> Reason | None:
     """Why `call` cannot start on `backend` now, whatever it costs there; None if nothing is in the way.
 
-    `interactive_seen`: interactive calls came lately.
+    `interactive_seen`: interactive calls came lately. `overdue`: this one has waited too long.
     """
     if backend.state is not State.READY and not (backend.half_open and now >= backend.ejection.until):
         return Reason.NOT_READY
@@ -65,17 +71,24 @@ def blocked(
         return Reason.SLOTS
     if backend.kv_tokens is not None and parched(call, backend):
         return Reason.KV_BUDGET
-    if interactive_seen and free <= reserved_slots(call, backend, limits):
+    if interactive_seen and free <= reserved_slots(call, backend, limits, overdue=overdue):
         return Reason.RESERVE
     return None
 
 
-def reserved_slots(call: Call, backend: Backend, limits: Limits) -> int:
-    """Slots there that are not for this call while interactive ones come. With two slots a reserve would
-    halve the backend, so it starts above two."""
-    if call.priority is Priority.INTERACTIVE or backend.slots <= 2:
+def reserved_slots(call: Call, backend: Backend, limits: Limits, *, overdue: bool) -> int:
+    """Slots there that are not for this call while interactive ones come.
+
+    With two slots a reserve would halve the backend, so it starts above two. Before an overdue call those
+    interactive ones that run count as having had it: or a flood of them would have every slot for ever.
+    """
+    reserve = limits.interactive_reserve_slots
+    if not reserve or call.priority is Priority.INTERACTIVE or backend.slots <= 2:
         return 0
-    return limits.interactive_reserve_slots
+    if overdue:
+        had = sum(lease.call.priority is Priority.INTERACTIVE for lease in backend.leases.values())
+        return max(0, reserve - had)
+    return reserve
 
 
 def parched(call: Call, backend: Backend) -> bool:

@@ -32,6 +32,7 @@ class Offer(NamedTuple):
     backend: Backend
     price: Cost
     wait_seconds: float
+    reserved: int  # slots that are not for this call
     long: bool
 
 
@@ -78,13 +79,13 @@ class Placement:
         if forecast is not None:
             self._forecasts[backend.name] = forecast.again(backend, self._limits, now)
 
-    def room(self, call: Call, now: float) -> bool:
+    def room(self, call: Call, now: float, *, overdue: bool) -> bool:
         """Whether a backend of the call's model has a slot for its class; or none serves it any more."""
         seen, serving = self.interactive_seen(now), False
         for backend in self._backends.values():
             if (not serving or backend.free) and backend.serves(call):
                 serving = True
-                reserved = filters.reserved_slots(call, backend, self._limits) if seen else 0
+                reserved = filters.reserved_slots(call, backend, self._limits, overdue=overdue) if seen else 0
                 if backend.free > reserved:
                     return True
         return not serving and any(backend.free for backend in self._backends.values())
@@ -95,7 +96,9 @@ class Placement:
         least = min(price.prefill_seconds + price.decode_seconds for price in prices)
         waiting.service_seconds = max(SERVICE_SECONDS_MIN, least)
 
-    def find(self, waiting: Waiting, now: float, kept: set[str]) -> Place | Rejected | None:
+    def find(
+        self, waiting: Waiting, now: float, kept: set[str], *, overdue: bool = False
+    ) -> Place | Rejected | None:
         """The best backend of the first tier in which one should take the call now; None: it waits.
 
         `kept`: backends whose kv budget is for calls that wait for it too long already; this one may add
@@ -106,12 +109,12 @@ class Placement:
             return fitting
         before, waiting.why = waiting.why, {}
         for tier in fitting:
-            if place := self._choose(waiting, tier, now, kept):
+            if place := self._choose(waiting, tier, now, kept, overdue=overdue):
                 return place
         for name, reason in waiting.why.items():
             if reason is Reason.GATE and before.get(name) is not Reason.GATE:
                 self.gate_waits[name] += 1
-        if order.overdue(waiting, now):
+        if now - waiting.call.arrived > order.patience(waiting):
             kept |= _parched(waiting, fitting)
         return None
 
@@ -135,7 +138,9 @@ class Placement:
         limit = filters.largest_context([b for level in levels(call, backends) for b in level])
         return Rejected(call, Refusal.CONTEXT_LENGTH_EXCEEDED, limit_tokens=limit)
 
-    def _choose(self, waiting: Waiting, tier: Sequence[Backend], now: float, kept: set[str]) -> Place | None:
+    def _choose(
+        self, waiting: Waiting, tier: Sequence[Backend], now: float, kept: set[str], *, overdue: bool
+    ) -> Place | None:
         """Where the call costs least, its wait included, if that can take it now; else the best of those
         that can, unless the other one is worth the wait."""
         call, limits, seen = waiting.call, self._limits, self.interactive_seen(now)
@@ -145,7 +150,7 @@ class Placement:
         start: Offer | None = None  # the best of those that can take it
         service_seconds = inf
         for backend in tier:
-            reason = filters.blocked(call, backend, limits, now, interactive_seen=seen)
+            reason = filters.blocked(call, backend, limits, now, interactive_seen=seen, overdue=overdue)
             if reason is Reason.NOT_READY or reason is Reason.PAUSED:
                 waiting.why[backend.name] = reason
                 continue
@@ -157,10 +162,10 @@ class Placement:
                 reason = Reason.GATE
             if reason is None and len(tier) == 1:
                 return Place(backend, price, long)
-            wait = ahead = 0.0
+            wait, ahead, reserved = 0.0, 0.0, 0
             if reason is not None:
                 forecast = self._forecast(backend, now)
-                reserved = filters.reserved_slots(call, backend, limits) if seen else 0
+                reserved = filters.reserved_slots(call, backend, limits, overdue=overdue) if seen else 0
                 wait = max(WAIT_SECONDS_MIN, forecast.wait(reserved, long=long))
                 ahead = max(wait, forecast.booked)
             elif backend.prefilling:
@@ -169,7 +174,7 @@ class Placement:
             first = ahead + price.prefill_seconds + backend.service.first_token_seconds
             others = price.decode_seconds + price.harm_seconds + price.risk_seconds
             service_seconds = min(service_seconds, price.prefill_seconds + price.decode_seconds)
-            offer = Offer(weight * first + others, backend.last_grant, backend, price, wait, long)
+            offer = Offer(weight * first + others, backend.last_grant, backend, price, wait, reserved, long)
             if reason is None and _better(offer, start):
                 start = offer
             if _better(offer, best):
@@ -182,20 +187,19 @@ class Placement:
         if start is not None and (start is best or not self._worth(waiting, best, start, now)):
             return Place(start.backend, start.price, start.long, second if start is best else best)
         waiting.hold(now, holds=start is not None)
-        self._book(waiting, best, seen, now)
+        self._book(waiting, best, now)
         return None
 
     def _worth(self, waiting: Waiting, best: Offer, start: Offer, now: float) -> bool:
         """Whether a call that could start now should wait for something better."""
         return best.seconds < HOLD_SHARE * start.seconds and waiting.held(now) < self._limits.hold_seconds_max
 
-    def _book(self, waiting: Waiting, best: Offer, seen: bool, now: float) -> None:
+    def _book(self, waiting: Waiting, best: Offer, now: float) -> None:
         """The call will start there, as far as can be foreseen."""
         waiting.starts_at = now + best.wait_seconds
-        reserved = filters.reserved_slots(waiting.call, best.backend, self._limits) if seen else 0
         price = best.price
         self._forecast(best.backend, now).book(
-            Booking(reserved, best.wait_seconds, price.prefill_seconds, price.decode_seconds, best.long)
+            Booking(best.reserved, best.wait_seconds, price.prefill_seconds, price.decode_seconds, best.long)
         )
 
     def _forecast(self, backend: Backend, now: float) -> Forecast:

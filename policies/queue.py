@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Collection, Hashable, Iterator, Mapping
+from collections.abc import Collection, Container, Hashable, Iterator, Mapping
 
 from policies import order
 from policies.fairness import Fairness
@@ -13,6 +13,16 @@ from policies.types import Call, Limits, Priority, Refusal, Rejected
 from policies.waiting import Waiting
 
 Group = tuple[str, str, Priority]  # calls of one model, route and class find the same slots
+
+
+class Flow:
+    """Calls of one agent and class that wait."""
+
+    __slots__ = ("calls", "started")
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[float, str]] = []  # arrivals and ids, the first first
+        self.started = float("-inf")  # when one of them did, the last time
 
 
 class Queue:
@@ -24,7 +34,7 @@ class Queue:
         self._limits = limits
         self._waiting: dict[str, Waiting] = {}
         self._groups: dict[Group, dict[str, Waiting]] = {}
-        self._flows: dict[Hashable, list[tuple[float, str]]] = {}  # arrivals and ids, by agent
+        self._flows: dict[Hashable, Flow] = {}
         self._releases = ReleaseRate()
 
     def __len__(self) -> int:
@@ -44,7 +54,8 @@ class Queue:
             self._releases.waits(now)
         self._waiting[call.id] = waiting
         self._groups.setdefault(group_of(call), {})[call.id] = waiting
-        insort(self._flows.setdefault(_flow(call), []), (call.arrived, call.id))
+        flow = self._flows.get(_flow_of(call)) or self._flows.setdefault(_flow_of(call), Flow())
+        insort(flow.calls, (call.arrived, call.id))
         self.fairness.waits(call)
         self.bytes += call.body_bytes
 
@@ -52,15 +63,21 @@ class Queue:
         """A call waits no more, for whatever reason."""
         waiting = self._waiting.pop(id)
         call = waiting.call
-        group, flow = self._groups[group_of(call)], self._flows[_flow(call)]
-        del group[id], flow[bisect_left(flow, (call.arrived, id))]
+        group, calls = self._groups[group_of(call)], self._flows[_flow_of(call)].calls
+        del group[id], calls[bisect_left(calls, (call.arrived, id))]
         if not group:
             del self._groups[group_of(call)]
-        if not flow:
-            del self._flows[_flow(call)]
+        if not calls:
+            del self._flows[_flow_of(call)]
         self.fairness.left(call)
         self.bytes -= call.body_bytes
         return waiting
+
+    def start(self, id: str, now: float) -> None:
+        """A call waits no more, since it has a slot."""
+        call = self.take(id).call
+        if (flow := self._flows.get(_flow_of(call))) is not None:
+            flow.started = now
 
     def released(self, now: float) -> None:
         """A slot became free."""
@@ -70,15 +87,27 @@ class Queue:
         """The kinds of calls that wait, each with one of them."""
         return {group: next(iter(calls.values())) for group, calls in self._groups.items()}
 
-    def ranked(self, groups: Collection[Group], now: float) -> Iterator[Waiting]:
+    def overdue(self, now: float) -> dict[str, Group]:
+        """Kinds of the calls, by id, that have waited so long that they go first: of each agent and class the
+        one that came first, if none of them was started meanwhile."""
+        late: dict[str, Group] = {}
+        for flow in self._flows.values():
+            arrived, id = flow.calls[0]
+            since = max(arrived, flow.started)
+            if now - since > order.OVERDUE_SECONDS:
+                waiting = self._waiting[id]
+                if now - since > order.patience(waiting):
+                    late[id] = group_of(waiting.call)
+        return late
+
+    def ranked(self, groups: Collection[Group], overdue: Container[str], now: float) -> Iterator[Waiting]:
         """The calls of these kinds, in the order in which they may claim a slot."""
         calls = [waiting for group in groups for waiting in self._groups[group].values()]
-        firsts = {flow[0][1] for flow in self._flows.values()}
-        return order.ranked(calls, firsts, self.fairness.ahead(), now)
+        return order.ranked(calls, overdue, self.fairness.ahead(), now)
 
     def ordered(self, now: float) -> list[Waiting]:
         """All of them in that order."""
-        return list(self.ranked(self._groups, now))
+        return list(self.ranked(self._groups, self.overdue(now), now))
 
     def lengths(self) -> Mapping[Priority, int]:
         """Waiting calls by class."""
@@ -109,6 +138,5 @@ def group_of(call: Call) -> Group:
     return call.model, call.route, call.priority
 
 
-def _flow(call: Call) -> Hashable:
-    """Whose call it is: of the agent, where accounts tell the key too, else by its name."""
-    return call.accounts[1] if len(call.accounts) > 1 else call.agent
+def _flow_of(call: Call) -> Hashable:
+    return call.priority, call.accounts[1] if len(call.accounts) > 1 else call.agent

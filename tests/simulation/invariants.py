@@ -80,6 +80,9 @@ class Invariants:
             lease.model in names and lease.model in (backend.models or names),
             f"{id} is granted {backend.name} for {lease.model}",
         )
+        long = sum(other.long for other in backend.leases.values() if other.call.id in backend.prefilling)
+        gate = self._admission.limits.long_prefills_per_backend
+        self._must(not lease.long or long <= gate, f"{backend.name} reads {long} long prompts at once")
         budget, held = engine.kv_tokens, [expected(other.call) for other in backend.leases.values()]
         self._must(
             budget is None or len(held) == 1 or sum(held) <= budget,

@@ -9,9 +9,10 @@ import pytest
 from gateway.dispatcher import Slot
 from policies import filters
 from policies.admission import Admission
-from policies.placement import Placement
+from policies.placement import Offer, Placement
 from policies.tiers import Tiers
 from policies.types import Call, Decision, Limits, Rejected, Source
+from policies.waiting import Waiting
 from tests.simulation.invariants import ObservedDispatcher
 from tests.simulation.world import simulate
 
@@ -95,14 +96,31 @@ class EagerAdmission(Admission):
         self._placement = LevelPlacement(limits, self.backends)
 
 
+class StubbornPlacement(Placement):
+    """Holds as long as it likes."""
+
+    def _worth(self, waiting: Waiting, best: Offer, start: Offer, now: float) -> bool:
+        return best.seconds < start.seconds
+
+
+class StubbornAdmission(Admission):
+    """Places calls so."""
+
+    def __init__(self, limits: Limits) -> None:
+        super().__init__(limits)
+        self._placement = StubbornPlacement(limits, self.backends)
+
+
 @pytest.mark.parametrize("mutant", [LostHandOver, HastyDispatcher])
 def test_finds_a_planted_bug_of_the_dispatcher(mutant: type[ObservedDispatcher]) -> None:
     """A lost hand-over, or a slot used again before the engine has stopped, breaks an invariant."""
     assert any(simulate(seed, dispatcher_type=mutant).violation for seed in range(SEEDS))
 
 
-@pytest.mark.parametrize("mutant", [MissingDispatch, ForgetfulAdmission, Spendthrift, EagerAdmission])
+@pytest.mark.parametrize(
+    "mutant", [MissingDispatch, ForgetfulAdmission, Spendthrift, EagerAdmission, StubbornAdmission]
+)
 def test_finds_a_planted_bug_of_admission(mutant: type[Admission]) -> None:
-    """A free slot that nobody is told of, a forgotten call, more tokens than there is room for, or a backup
-    that is used before its time, breaks an invariant."""
+    """A free slot that nobody is told of, a forgotten call, more tokens than there is room for, a backup that
+    is used before its time, or a slot that is left free for too long, breaks an invariant."""
     assert any(simulate(seed, admission_type=mutant).violation for seed in range(SEEDS))

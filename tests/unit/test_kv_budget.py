@@ -61,7 +61,8 @@ def test_a_budget_may_become_known_while_calls_run() -> None:
 
 
 def test_small_calls_do_not_pass_a_large_one_for_ever() -> None:
-    """After a while (a long call may be expected to wait longer than a minute) what becomes free on one backend is kept for it, until it starts or leaves."""
+    """After four times its own length what becomes free on one backend is kept for it, until it starts or
+    leaves."""
     admission = an_admission(
         a_backend("a", slots=9, kv_tokens=10_000),
         a_backend("b", slots=9, kv_tokens=9_000),

@@ -10,8 +10,8 @@ from tests.unit.fleet import a_call
 
 def ids(*calls: Call, now: float, ahead: tuple[str, ...] = (), service_seconds: float = 1.0) -> list[str]:
     waiting = [Waiting(call, call.arrived, service_seconds=service_seconds) for call in calls]
-    firsts = {min((c.arrived, c.id) for c in calls if c.agent == one.agent)[1] for one in calls}
-    return [w.call.id for w in order.ranked(waiting, firsts, {(name,) for name in ahead}, now)]
+    late = {w.call.id for w in waiting if now - w.call.arrived > order.patience(w)}
+    return [w.call.id for w in order.ranked(waiting, late, {(name,) for name in ahead}, now)]
 
 
 def test_goes_by_class_then_by_arrival() -> None:
@@ -30,7 +30,7 @@ def test_a_short_call_passes_a_long_one_that_has_not_waited_long() -> None:
     long = Waiting(a_call("long", arrived=0.0), 0.0, service_seconds=30.0)
     short = Waiting(a_call("short", arrived=50.0), 50.0, service_seconds=1.0)
     for now, first in ((50.1, "long"), (53.0, "short"), (51.0, "long")):
-        assert next(order.ranked([long, short], set(), set(), now)).call.id == first
+        assert next(order.ranked([long, short], (), set(), now)).call.id == first
 
 
 def test_who_had_more_goes_after_the_others_of_its_class() -> None:
@@ -39,7 +39,7 @@ def test_who_had_more_goes_after_the_others_of_its_class() -> None:
     poor = a_call("poor", accounts=(("k",), ("k", "poor")), arrived=5.0)
     batch = a_call("batch", accounts=(("k",), ("k", "poor")), arrived=0.0, priority=Priority.BATCH)
     waiting = [Waiting(call, 0.0, service_seconds=1.0) for call in (batch, rich, poor)]
-    ranked = order.ranked(waiting, set(), {("k", "rich")}, 10.0)
+    ranked = order.ranked(waiting, (), {("k", "rich")}, 10.0)
     assert [w.call.id for w in ranked] == ["poor", "rich", "batch"]
 
 
@@ -63,13 +63,6 @@ def test_overdue_calls_go_by_arrival_alone() -> None:
         a_call("batch", priority=Priority.BATCH, arrived=1.0, accounts=(("k",),)),
     )
     assert ids(*calls, now=100.0, ahead=("k",)) == ["batch", "interactive"]
-
-
-def test_of_each_agent_one_call_is_overdue() -> None:
-    """The one that came first: a crowd of one agent does not become a wall before all others."""
-    crowd = [a_call(f"crowd-{number}", arrived=float(number)) for number in range(3)]
-    person = a_call("person", agent="person", priority=Priority.INTERACTIVE, arrived=99.0)
-    assert ids(*crowd, person, now=100.0) == ["crowd-0", "person", "crowd-1", "crowd-2"]
 
 
 def test_calls_of_one_instant_have_a_fixed_order() -> None:

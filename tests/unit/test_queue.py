@@ -73,3 +73,18 @@ def test_refuses_who_cannot_wait_for_those_before_it() -> None:
         queue.released(10.0)
         rejected = queue.over_bounds(soon, 10.0)
         assert (rejected is not None and rejected.refusal is Refusal.WAIT_TOO_LONG) is late
+
+
+def test_of_an_agent_that_is_being_served_nothing_is_overdue() -> None:
+    """Its crowd waits for itself; once none of its calls was started for a minute, the first of them is."""
+    crowd = [a_call(f"crowd-{number}") for number in range(3)]
+    queue = a_queue(*crowd, a_call("person", agent="person", priority=Priority.INTERACTIVE, arrived=50.0))
+    assert ids(queue, 61.0) == ["crowd-0", "person", "crowd-1", "crowd-2"]
+    queue.start("crowd-0", 61.0)
+    assert ids(queue, 110.0) == ["person", "crowd-1", "crowd-2"]
+    queue.start("person", 110.0)
+    queue.put(
+        Waiting(a_call("person-2", agent="person", priority=Priority.INTERACTIVE, arrived=121.0), 121.0),
+        121.0,
+    )
+    assert ids(queue, 121.5) == ["crowd-1", "person-2", "crowd-2"]

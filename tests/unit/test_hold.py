@@ -1,0 +1,96 @@
+"""Whether a call starts where a slot is free, or waits for a better one."""
+
+from __future__ import annotations
+
+import pytest
+
+from policies.admission import Admission
+from policies.service_model import ServiceModel
+from policies.types import Call, Priority, Reason
+from tests.unit.fleet import LONG, SHORT, a_backend, a_call, a_chain, an_admission, granted
+
+WARM = a_chain(1, 2)
+
+
+def warm_and_cold(**limits: float) -> Admission:
+    """Two backends of one slot; the first holds a long conversation, and runs a call of 2 s."""
+    admission = an_admission(a_backend("warm"), **limits)
+    admission.submit(a_call("turn-1", prompt_tokens=30_000, chain=WARM), 0.0)
+    admission.first_token("turn-1", 30.0)
+    admission.finish("turn-1", 31.0)
+    admission.submit(a_call("other", prompt_tokens=SHORT, output_tokens_max=50), 40.0)
+    admission.add(a_backend("cold"), 40.0)
+    return admission
+
+
+def turn_2(id: str = "turn-2") -> Call:
+    return a_call(id, arrived=40.0, prompt_tokens=30_100, chain=a_chain(1, 2, 3))
+
+
+def test_a_call_waits_for_the_slot_with_its_prefix_while_that_pays() -> None:
+    """2 s for the slot and 10 s to read a third of the prompt, against 30 s at once elsewhere."""
+    admission = warm_and_cold()
+    backends = admission.backends
+    backends["warm"].shadow.book(WARM, 30_000)
+    assert granted(admission.submit(turn_2(), 40.0)) == {}
+    (waiting,) = admission.queue
+    assert waiting.why == {"warm": Reason.SLOTS, "cold": Reason.HOLD}
+    assert waiting.starts_at == pytest.approx(40.0 + 0.2 + 50 * 0.038)
+    assert granted(admission.finish("other", 42.0)) == {"turn-2": "warm"}
+    lease = admission.lease("turn-2")
+    assert lease is not None
+    assert (lease.rival, lease.held_seconds) == ("cold", 2.0)
+    assert lease.cost_seconds < lease.rival_seconds
+
+
+def test_it_waits_no_longer_than_it_may() -> None:
+    """Promises fail: what was to be over in 2 s goes on and on."""
+    admission = warm_and_cold(hold_seconds_max=5.0)
+    admission.backends["warm"].shadow.book(WARM, 30_000)
+    admission.submit(turn_2(), 40.0)
+    assert granted(admission.tick(44.9)) == {}
+    assert granted(admission.tick(45.0)) == {"turn-2": "cold"}
+
+
+def test_it_does_not_wait_behind_others_who_wait_already() -> None:
+    """The first three wait for the warm slot; at some point the next one is done sooner elsewhere."""
+    admission = warm_and_cold()
+    admission.backends["warm"].shadow.book(WARM, 30_000)
+    started = [granted(admission.submit(turn_2(f"{number}"), 40.0)) for number in range(9)]
+    first = next(number for number, decision in enumerate(started) if decision)
+    assert 0 < first < 8 and started[first] == {f"{first}": "cold"}
+
+
+def test_nobody_waits_for_a_slot_that_is_no_better() -> None:
+    """A cold call takes what is free."""
+    admission = warm_and_cold()
+    assert granted(admission.submit(a_call("stranger", arrived=40.0), 40.0)) == {"stranger": "cold"}
+
+
+def test_a_call_may_wait_for_a_faster_engine() -> None:
+    """Warm or not: seconds are all that counts."""
+    admission = an_admission(a_backend("fast"))
+    admission.submit(a_call("a", output_tokens_max=50), 0.0)
+    slow = a_backend("slow")
+    slow.service = ServiceModel(prefill_tokens_per_second=100.0)
+    admission.add(slow, 0.0)
+    assert granted(admission.submit(a_call("long", prompt_tokens=LONG), 0.0)) == {}
+    assert granted(admission.submit(a_call("short", prompt_tokens=10), 0.0)) == {"short": "slow"}
+
+
+def test_failures_in_a_row_make_a_backend_dearer() -> None:
+    """Before it is ejected: the next request may have to be done again."""
+    admission = an_admission(a_backend("a", slots=9), a_backend("b", slots=9))
+    admission.failed("a", 0.0, "simulated")
+    assert granted(admission.submit(a_call(), 0.0)) == {"call": "b"}
+
+
+def test_people_go_where_they_are_read_first_agents_where_they_are_done_first() -> None:
+    """A second until the first token counts six times for somebody at a screen."""
+    reader = ServiceModel(prefill_tokens_per_second=2000.0, decode_base_seconds=0.08)
+    writer = ServiceModel(prefill_tokens_per_second=500.0)
+    for priority, chosen in ((Priority.INTERACTIVE, "reader"), (Priority.AGENT, "writer")):
+        admission = an_admission(*(a_backend(name) for name in ("reader", "writer")))
+        admission.backends["reader"].service, admission.backends["writer"].service = reader, writer
+        call = a_call(prompt_tokens=2000, priority=priority)
+        assert granted(admission.submit(call, 0.0)) == {"call": chosen}
