@@ -196,7 +196,8 @@ def _another_caller(old: Turn, new: Turn) -> bool:
     helpers of an agent."""
     if old.first != new.first:
         return True
-    was, now = (
-        {word for place in range(1, turn.first) for word in turn.kept(place).split()} for turn in (old, new)
-    )
+    heads = [b"".join(map(turn.kept, range(1, turn.first))) for turn in (old, new)]
+    if heads[0] == heads[1]:
+        return False
+    was, now = (set(head.split()) for head in heads)
     return len(was & now) < ALIKE * max(len(was), len(now))

@@ -70,7 +70,6 @@ _SPANS = {
 _BEGINS = r"(?:(?<![\\0-9A-Za-z])(?=[0-9A-Za-z])|(?<!\d)(?=\d)|(?<=\\[nrt])(?=[0-9A-Za-z]))"
 _ANY = "|".join(f"(?P<{kind.name}>{pattern})" for kind, pattern in _SPANS.items())
 _not_word = re.compile(rb"[^0-9A-Za-z]").search
-_blank = re.compile(rb"(?:\\[nrt]|\s)+")
 _BLANKS = b" \t\r\n\\"
 
 
@@ -111,7 +110,13 @@ def _is_blank(old: bytes, new: bytes, at: int) -> bool:
     start = at - old.endswith(b"\\", 0, at)  # of an escape, half may be common
     if not any(sign in _BLANKS for sign in old[start : start + 1] + new[start : start + 1]):
         return False
-    return _blank.sub(b"", old[start:]) == _blank.sub(b"", new[start:])
+    return _without_blanks(old[start:]) == _without_blanks(new[start:])
+
+
+def _without_blanks(text: bytes) -> bytes:
+    for escape in (b"\\n", b"\\t", b"\\r"):
+        text = text.replace(escape, b"")
+    return text.translate(None, b" \t\r\n")
 
 
 def _span_at(text: bytes, at: int) -> Span | None:
