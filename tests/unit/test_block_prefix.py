@@ -32,6 +32,16 @@ def test_the_answer_is_there_too() -> None:
     assert shadow.matched_bytes(a_chain(1, 2, 3)) == 0
 
 
+def test_what_is_read_anew_has_no_answer_yet() -> None:
+    """That of the first time went with its prompt."""
+    shadow = BlockShadow(1000)
+    shadow.book(a_chain(1, 2), 400)
+    shadow.ended(a_chain(1, 2))
+    shadow.book(a_chain(7, 8), 900)
+    shadow.book(a_chain(1, 2), 400)
+    assert shadow.matched_bytes(a_chain(1, 2, 3, 4)) == 2000
+
+
 def test_forgets_the_end_of_what_was_used_longest_ago() -> None:
     """1,000 tokens: the third prompt pushes out the second message of the first, not its head."""
     shadow = BlockShadow(1000)

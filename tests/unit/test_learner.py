@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,7 +28,7 @@ TRUTH = ServiceModel(
 class Stage:
     """One backend that is as fast as TRUTH, and who learns from it."""
 
-    def __init__(self, **fields: object) -> None:
+    def __init__(self, **fields: Any) -> None:
         self.backend: Backend = a_backend(slots=4, **fields)
         self.admission: Admission = an_admission(self.backend, prefill_gate_seconds=1e9)
         self.outputs = OutputLength()
@@ -65,6 +68,21 @@ def test_requests_alone_teach_the_rates() -> None:
     assert service.token_seconds(1, 1000) == pytest.approx(TRUTH.token_seconds(1), rel=0.1)
     error = stage.backend.calibration.error_ratio
     assert error is not None and error < 0.5
+
+
+def test_the_way_to_the_first_token_counts_for_one_that_waited_too() -> None:
+    """The engine came to it while the first token of the one before was on its way."""
+    stage = Stage()
+    stage.backend.service = replace(stage.backend.service, first_token_seconds=0.5)
+    first, second = stage.grant(prompt_tokens=1000), stage.grant(prompt_tokens=1000)
+    observed = []
+    for lease, at in ((first, 2.0), (second, 3.5)):
+        stage.admission.first_token(lease.call.id, at)
+        before = stage.backend.calibration.observed_seconds
+        stage.learner.ended(lease, Counts(1000, 0, 8), streamed=True, completed=True)
+        observed.append(stage.backend.calibration.observed_seconds - before)
+        stage.backend.service = replace(stage.backend.service, first_token_seconds=0.5)
+    assert observed == [pytest.approx(2.0), pytest.approx(1.5 + 0.5)]
 
 
 def test_a_prompt_behind_another_is_timed_from_its_turn() -> None:
