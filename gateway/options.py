@@ -131,7 +131,7 @@ class ServerSettings(Section):
     host: Host = Field(default="127.0.0.1", description="address of the client port")
     port: Port = Field(default=8400, description="clients: /v1/*, /health, /ready, /metrics")
     admin_host: Host = Field(default="127.0.0.1", description="address of the admin port")
-    admin_port: Port = Field(default=8401, description="operators: /admin/*, /metrics")
+    admin_port: Port = Field(default=8401, description="operators: /admin/*, /console, /metrics")
     admin_token: Secret = Field(default=SecretStr(""), description="required when admin_host is not loopback")
     body_bytes_max: Count = Field(default=33_554_432, description="largest request body")
     shutdown_pause_seconds: SecondsFromZero = Field(

@@ -23,31 +23,31 @@ from tests.processes.harness import Engine, Gateway, chat, engine, gateway
 CODER, FLASH = "qwen3-coder-next", "deepseek-v4-flash"
 ENGINES: dict[str, dict[str, Any]] = {
     "spark-1": {"personality": "llamacpp", "slots": 4, "context_tokens": 131_072, "model": [CODER]}
-    | {"prefill_tps": 3000.0, "decode_tps": 22.0},
+    | {"prefill_tps": 6000.0, "decode_tps": 22.0},
     "spark-2": {"personality": "ds4", "slots": 11, "model": [FLASH]}
     | {"prefill_tps": 6000.0, "decode_tps": 18.0},
     "tower": {"personality": "vllm", "slots": 6, "context_tokens": 262_144, "model": [FLASH]}
     | {"prefill_tps": 9000.0, "decode_tps": 40.0, "usage_details": True},
     "old-mini": {"personality": "llamacpp", "slots": 2, "model": [CODER]}
-    | {"prefill_tps": 1500.0, "decode_tps": 12.0},
+    | {"prefill_tps": 3000.0, "decode_tps": 12.0},
 }
 TOLD = ("llamacpp",)  # kinds that tell their slots
 AGENTS = ("refactor", "docs-writer", "ci-triage", "mail-sorter", "research", "migration", "reviewer")
-CLIENTS = 30
-PROMPT_LETTERS_MAX = 90_000
+CLIENTS = 34
+CODERS = 10  # of them; the others ask the other model
+PROMPT_LETTERS_MAX = 50_000
 SENTENCE = "The river runs past the mill and under the old bridge. "
 
 
 async def agent(front: Gateway, number: int) -> None:
     """One conversation after another, turn by turn, until cancelled."""
-    dice = random.Random(number)
+    dice, model = random.Random(number), CODER if number < CODERS else FLASH
     async with httpx.AsyncClient(base_url=front.url, trust_env=False, timeout=None) as client:
         prompt = ""
         for turn in itertools.count():
             if len(prompt) > PROMPT_LETTERS_MAX or not prompt:
                 prompt = f"You are {number}. " + SENTENCE * dice.randrange(20, 300)
-            prompt += f"Turn {turn}. " + SENTENCE * dice.randrange(20, 450)
-            model = dice.choice((FLASH, FLASH, CODER))
+            prompt += f"Turn {turn}. " + SENTENCE * dice.randrange(20, 200)
             headers = {
                 "X-Slotgate-Agent": AGENTS[number % len(AGENTS)],
                 "X-Slotgate-Priority": dice.choice(("agent", "agent", "agent", "interactive", "batch")),
