@@ -17,6 +17,7 @@ THOUGHTS = frozenset({"thinking", "redacted_thinking", "reasoning"})  # types of
 ALIKE = 0.5  # share of a text that must have stayed where no more than its words tell that it was rewritten
 ALIKE_BYTES = 64
 DEPTH_MAX = 12  # of a path that is shown
+READ_BYTES_MAX = 1 << 19  # of both; more would hold up all else for too long
 
 _thought = re.compile(r"<think>.*?</think>\s*", re.DOTALL)
 _word = re.compile(r"[A-Za-z_$][A-Za-z0-9_$-]*").fullmatch
@@ -57,12 +58,18 @@ def common(a: bytes, b: bytes) -> int:
     return low
 
 
+class _Unreadable(ValueError):
+    """Too long to be read."""
+
+
 def _within(old: Turn, new: Turn, place: int, was: bytes, now: bytes) -> Difference | None:
     """The difference of one piece; None if both say the same in other spelling."""
     at = common(was, now)
     is_tools, is_head = new.path(place) == "tools", place < max(old.first, new.first)
     keys, kind, sure = "", None, False
     try:
+        if len(was) + len(now) > READ_BYTES_MAX:
+            raise _Unreadable
         before, after = json.loads(was), json.loads(now)
         # Templates write tools out member by member; in another order they are as long as before.
         if before == after and not (is_tools and (len(was) == len(now) or repr(before) != repr(after))):

@@ -18,7 +18,9 @@ from policies.volatility import Kind, Span, spans, volatile
 
 HEADS_MAX = 2000  # conversations
 BYTES_MAX = 1 << 25
-TOOLS_BYTES_MAX = 1 << 20
+# Longer ones go as they came: to read them would hold up all else for too long.
+TOOLS_BYTES_MAX = 1 << 18
+HEAD_BYTES_MAX = 1 << 16
 DAY_SECONDS = 86_400
 
 _clock = re.compile(rb"\d{1,2}:\d\d(?P<seconds>:\d\d(?:[.,]\d+)?)?(?P<half> ?[AaPp]\.?[Mm]\b)?").match
@@ -138,6 +140,8 @@ class Heads:
         held from then on. In a new conversation, times of day that differ from those of the agent's last one
         become midnight: all of a day begin alike.
         """
+        if len(text) > HEAD_BYTES_MAX:
+            return text, NONE
         key = (agent, session, *said[:1]) if session is not None else (agent, *said[:2])
         head = self._heads.get(key)
         if head is not None and head.raw == text:

@@ -25,6 +25,7 @@ TURN_BYTES_MAX = 1 << 22  # a longer one is not held
 ENDS_MAX = 4  # turns of a conversation that may be continued: a second request may branch off an earlier one
 SEARCHED_MAX = 64  # pieces from a turn's end among which the end of the one before is looked for
 TELLING_BYTES = 128  # two messages of fewer may be the last ones of several conversations
+CALLER_BYTES_MAX = 1 << 16  # of system prompts, by whose words callers are told apart
 SHRUNK = 0.5  # a past that is rewritten to less than this share of its length was compacted
 
 Digest = Callable[[bytes], int]
@@ -199,5 +200,5 @@ def _another_caller(old: Turn, new: Turn) -> bool:
     heads = [b"".join(map(turn.kept, range(1, turn.first))) for turn in (old, new)]
     if heads[0] == heads[1]:
         return False
-    was, now = (set(head.split()) for head in heads)
+    was, now = (set(head[:CALLER_BYTES_MAX].split()) for head in heads)
     return len(was & now) < ALIKE * max(len(was), len(now))

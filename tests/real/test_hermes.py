@@ -72,6 +72,7 @@ async def assert_counts_agree(engine: harness.Engine, gateway: harness.Gateway, 
         return {(s.labels["kind"], s.labels["source"]): s.value for s in samples} == expected
 
     await harness.until(accounted, f"{expected} on the gateway's /metrics")
+    assert not await metric(gateway, "slotgate_prefix_breaks_total")  # they only ever add to what was said
 
 
 async def test_three_agents_take_turns_on_one_slot(environment: Path, tmp_path: Path) -> None:

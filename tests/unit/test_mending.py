@@ -181,6 +181,16 @@ def test_midnight_keeps_the_form(time: bytes, day: bytes) -> None:
     assert day_of(day) == day
 
 
+def test_what_is_too_long_goes_as_it_came() -> None:
+    """To read it would hold up all other requests."""
+    tools = raw([tool(name, "x" * 200_000) for name in ("b", "a")])
+    assert ordered_tools(tools) == (tools, frozenset())
+    heads = Heads()
+    for minute in (b"9:01", b"9:02"):
+        text = b"It is %s. " % minute + b"x" * 70_000
+        assert heads.still("a", "s", [1], text) == (text, frozenset())
+
+
 def test_memory_is_bounded() -> None:
     """By number and by bytes; what was forgotten begins anew."""
     heads = Heads(heads_max=100, bytes_max=50_000)

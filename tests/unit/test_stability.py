@@ -406,6 +406,18 @@ def test_a_turn_of_unusual_length_is_not_held() -> None:
     assert len(watch.stability) == 0
 
 
+def test_what_is_too_long_to_be_read_is_compared_as_bytes() -> None:
+    """The byte and what stands there are known all the same, without the way inside the message."""
+    watch = Watch()
+    for minute in (1, 2):
+        body = opening(*answered("I look.", "call_a1") * minute)
+        body["messages"][0]["content"] += "x" * 300_000 + f" It is 9:0{minute}."
+        verdict = watch.look(body)
+    assert verdict.difference is not None
+    assert (verdict.difference.kind, verdict.difference.path) == (Kind.TIME, "messages[0]")
+    assert verdict.difference.offset == watch.raw.index(b"9:02") + 3
+
+
 @pytest.mark.parametrize("content", ["[" * 400 + "]" * 400, '{"a":' * 400 + "1" + "}" * 400])
 def test_nesting_without_end_breaks_nothing(content: str) -> None:
     """What cannot be read as JSON is compared as bytes."""
