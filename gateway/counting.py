@@ -37,8 +37,9 @@ class Counting:
         Raises the `GatewayError` that the client is to be told.
         """
         live.total_seconds_max = COUNT_SECONDS_MAX
-        if not call.model:  # then any will do
-            call = replace(call, targets=self._admission.models())
+        # It needs no room: whether the prompt fits is what the client asks for. Without a model any will do.
+        targets = call.targets if call.model else self._admission.models()
+        call = replace(call, targets=targets, prompt_tokens=0, output_tokens_max=0)
         for member, model in self._able(call):
             answer = await self._ask(member, model if call.model else None, live)
             if answer is None:

@@ -33,6 +33,18 @@ class Closed:
         """Nothing is open."""
 
 
+@over(llamacpp(context=4096))
+async def test_a_prompt_of_any_length_is_counted(stage: Stage) -> None:
+    """Clients ask to know whether it fits; an estimate alone must not answer for the engine."""
+    asked: list[str] = []
+    member: Any = stage.member
+    member.upstream = Closed("a", asked)
+    call = a_call(prompt_tokens=1_000_000)
+    with pytest.raises(NoBackendReady):
+        await Counting(stage.fleet, stage.dispatcher.admission).serve(call, inflight(Wire()))
+    assert asked == ["a"]
+
+
 @over(llamacpp(slots=2))
 async def test_the_least_busy_one_is_asked_first(stage: Stage) -> None:
     """Then the next one; those that are not ready are left alone."""
