@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
@@ -104,7 +104,8 @@ class Gateway:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] in ROUTES and scope["method"] == "POST":
-            await self.handler.serve(AsgiArrival(scope, receive, send))
+            with suppress(asyncio.CancelledError):  # at the very end; uvicorn takes it for a defect
+                await self.handler.serve(AsgiArrival(scope, receive, send))
         else:
             await self.api(scope, receive, send)
 

@@ -13,9 +13,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.processes.asking import CHAT, Reply, ask, checked, fault, waits
+from tests.processes.asking import CHAT, Reply, ask, checked, fault, reply, waits
 from tests.processes.fleet import becomes, configured
-from tests.processes.harness import Engine, Gateway, chat, engine, gateway, until
+from tests.processes.harness import Engine, Gateway, RawClient, chat, engine, gateway, until
 
 LONG = {"tokens": 2000, "decode_tps": 20.0}  # answers that outlast every test
 EXIT_SECONDS = 5.0  # from the last answer to the end of the process; uvicorn waits for its connections
@@ -185,6 +185,22 @@ async def test_interrupted_it_does_not_pause() -> None:
         await unready(front)
         fault(await ask(front, chat("late")), 503, "shutting_down")
         assert (await task).events[-1].done
+        await ended(front, EXIT_SECONDS)
+
+
+async def test_whoever_has_not_sent_all_is_told_so() -> None:
+    """On the short way and on ASGI (a query stands behind the path); for the log it is no defect."""
+    async with engine(slots=1) as one, gateway(configured(one)) as front:
+        async with (
+            await RawClient.connect(front.url) as short,
+            await RawClient.connect(front.url) as asgi,
+        ):
+            for client, query in ((short, ""), (asgi, "?beta=true")):
+                head = f"POST {CHAT}{query} HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n"
+                await client.write(head.encode() + b"{")
+            terminate(front)
+            for client in (short, asgi):
+                fault(await reply(client), 503, "shutting_down")
         await ended(front, EXIT_SECONDS)
 
 
