@@ -170,11 +170,11 @@ class FakeEngine:
             self._kept_bytes -= len(self.requests.popleft().body)
 
 
-async def main() -> None:
+async def main(kind: type[FakeEngine]) -> None:
     """Serve until SIGTERM."""
     options = read()
     loop = asyncio.get_running_loop()
-    engine = FakeEngine(options)
+    engine = kind(options)
     server = await loop.create_server(engine.door, options.host, options.port, backlog=4096)
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -188,4 +188,4 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    asyncio.run(main(FakeEngine))

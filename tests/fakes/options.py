@@ -32,6 +32,8 @@ class Options:
     idle_seconds: float = 0.0  # idle connections are closed after this; 0: never
     shutdown_seconds: float = 0.0  # after SIGTERM what runs may finish; 0: it is ended at once
     prefix_cache: bool = False
+    profile: str = ""  # of the simulator's engines the one that sets its times: see `modelled`
+    speed: float = 1.0  # how many times as fast
 
     def drafted(self, completion_tokens: int) -> tuple[int, int]:
         """Tokens drafted and accepted for so many tokens of answers."""
