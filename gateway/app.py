@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 
 from fastapi import FastAPI, Request
@@ -49,8 +49,7 @@ from policies.types import State
 class Gateway:
     """The whole application. Itself the ASGI app of the client port; `admin` is that of the admin port."""
 
-    def __init__(self, settings: Settings) -> None:
-        clock = time.monotonic
+    def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:
         self.settings = settings
         self.keys = Keys(settings.keys)
         self.admission = Admission(settings.limits())
@@ -157,9 +156,9 @@ class Gateway:
         return not self.admission.unavailable(call) and now - live.record.arrived > grace
 
 
-def create_app(settings: Settings) -> Gateway:
-    """The gateway as a complete ASGI application."""
-    return Gateway(settings)
+def create_app(settings: Settings, clock: Callable[[], float] = time.monotonic) -> Gateway:
+    """The gateway as a complete ASGI application. `clock`: seconds, as fast as those of its event loop."""
+    return Gateway(settings, clock)
 
 
 def client_api(gateway: Gateway) -> FastAPI:
