@@ -16,6 +16,7 @@ REASONING = frozenset({"reasoning_content", "reasoning", "thinking", "reasoning_
 THOUGHTS = frozenset({"thinking", "redacted_thinking", "reasoning"})  # types of blocks and items
 ALIKE = 0.5  # share of a text that must have stayed where no more than its words tell that it was rewritten
 ALIKE_BYTES = 64
+CLOSING = b'"]} '  # what may stand behind the end of a text
 DEPTH_MAX = 12  # of a path that is shown
 READ_BYTES_MAX = 1 << 19  # of both; more would hold up all else for too long
 
@@ -65,6 +66,8 @@ class _Unreadable(ValueError):
 def _within(old: Turn, new: Turn, place: int, was: bytes, now: bytes) -> Difference | None:
     """The difference of one piece; None if both say the same in other spelling."""
     at = common(was, now)
+    if place == len(old) - 1 and not was[at:].strip(CLOSING):
+        return None  # what was said last goes on
     is_tools, is_head = new.path(place) == "tools", place < max(old.first, new.first)
     keys, kind, sure = "", None, False
     try:

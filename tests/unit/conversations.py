@@ -16,6 +16,7 @@ from gateway.routes import ROUTES
 from policies.stability import Stability, Verdict
 
 RECORDED = Path(__file__).parent.parent / "fixtures" / "sessions" / "airline.jsonl"
+TRACES = Path(__file__).parents[2] / "gateway" / "traces" / "coding_agents.jsonl"
 Message = dict[str, Any]
 Body = dict[str, Any]
 
@@ -44,6 +45,26 @@ def turns(messages: list[Message]) -> Iterator[Body]:
     for end, message in enumerate(messages):
         if message["role"] == "assistant":
             yield body_of(messages[:end])
+
+
+def coding_sessions() -> Iterator[tuple[str, list[list[int]]]]:
+    """Sessions of a coding agent by name: each request as its blocks, as many as make whole messages."""
+    for line in TRACES.read_text().splitlines():
+        session = json.loads(line)
+        runs = [request[7] for request in session["requests"]]
+        every = [[id for first, number in run for id in range(first, first + number)] for run in runs]
+        yield session["id"], [blocks[: len(blocks) - len(blocks) % 4] for blocks in every]
+
+
+def of_blocks(blocks: list[int]) -> Body:
+    """A request of 64 tokens a block, four blocks a message."""
+    texts = [
+        " ".join(f"block {id:06} {'w' * 240}" for id in blocks[at : at + 4])
+        for at in range(0, len(blocks), 4)
+    ]
+    roles = ("user", "assistant")
+    said = [{"role": roles[at % 2], "content": text} for at, text in enumerate(texts)]
+    return body_of([{"role": "system", "content": "You write programs. " * 300}, *said])
 
 
 def body_of(messages: list[Message], **more: Any) -> Body:

@@ -13,7 +13,18 @@ import pytest
 from gateway.engines.base import MESSAGES, RESPONSES
 from policies.stability import Verdict
 from policies.volatility import Kind
-from tests.unit.conversations import TOOLS, Body, Message, Watch, body_of, sessions, tool, turns
+from tests.unit.conversations import (
+    TOOLS,
+    Body,
+    Message,
+    Watch,
+    body_of,
+    coding_sessions,
+    of_blocks,
+    sessions,
+    tool,
+    turns,
+)
 
 TURN = 6  # of a session: deep enough for calls and results behind it
 
@@ -202,6 +213,20 @@ def test_recorded_sessions_raise_no_alarm() -> None:
     assert len(watch.stability) == len(sessions())
 
 
+def test_long_sessions_of_a_coding_agent_raise_no_alarm() -> None:
+    """1,121 requests of 68 sessions, of which most repeat an earlier one whole and go on."""
+    watch, continued = Watch(), 0
+    for name, requests in coding_sessions():
+        seen: list[list[int]] = []
+        for blocks in requests:
+            verdict = watch.look(of_blocks(blocks), agent=name)
+            if any(blocks[: len(before)] == before for before in seen):
+                assert verdict.difference is None
+                continued += 1
+            seen.append(blocks)
+    assert continued > 900
+
+
 def hermes(body: Body) -> Body:
     """As Hermes sends it when it resumes: tool messages have lost their name."""
     body = copy.deepcopy(body)
@@ -318,6 +343,19 @@ def test_a_helper_that_quotes_a_message_is_another_caller() -> None:
     assert watch.look(opening(), session="s").difference is None
     title = opening(system="Give a short title for what the user says. No quotes.")
     assert watch.look(title | {"tools": []}, session="s").difference is None
+
+
+def test_a_message_that_goes_on_is_no_break() -> None:
+    """What was said last has more to it now; one before it would be another past."""
+    watch = Watch()
+    words = {"role": "assistant", "content": "I look at the files one by one"}
+    watch.look(opening(words))
+    more = words | {"content": words["content"] + ", and there are three."}
+    assert watch.look(opening(more, *answered("On we go.", "call_x"))).difference is None
+    longer = more | {"content": more["content"] + " Or four."}
+    verdict = watch.look(opening(longer, *answered("On we go.", "call_x"), words))
+    assert verdict.difference is not None
+    assert verdict.difference.kind is Kind.HISTORY
 
 
 def test_other_agents_and_sessions_are_not_compared() -> None:
