@@ -60,14 +60,15 @@ class Mender:
             return request
         try:
             edits, kinds = _edits(request, way, agent, conversation_of(headers, request))
+            if not edits:
+                return request
+            mended = parse(_edited(request.body, edits), request.route)
         except Exception:  # a defect of ours; the request is good as it came
-            log.exception("a request of %s could not be mended", agent)
+            log.exception("a request could not be mended")
             return request
         for kind in kinds:
             self._prefixes.mended(agent, kind)
-        if not edits:
-            return request
-        return replace(parse(_edited(request.body, edits), request.route), mends=tuple(sorted(kinds)))
+        return replace(mended, mends=tuple(sorted(kinds)))
 
 
 def _way(stabilise: str, heads: Heads) -> Way:
@@ -93,7 +94,7 @@ def _edits(
         ]
         for place in range(1, turn.first):
             start, end = request.parts[place].start, request.parts[place].end
-            text, found = way.heads.still(agent, session, said, request.body[start:end])
+            text, found = way.heads.still((agent, place), session, said, request.body[start:end])
             edits.append(((start, end), text))
             kinds.update(found)
     return [(span, text) for span, text in edits if request.body[slice(*span)] != text], kinds

@@ -133,12 +133,15 @@ class Heads:
     def __len__(self) -> int:
         return len(self._heads)
 
-    def still(self, agent: str, session: str | None, said: Sequence[int], text: bytes) -> tuple[bytes, Kinds]:
+    def still(
+        self, agent: Hashable, session: str | None, said: Sequence[int], text: bytes
+    ) -> tuple[bytes, Kinds]:
         """The text with its volatile spans as they were when this conversation began, and what they are.
 
-        `said`: digests of the first messages. If anything else has changed, the text is taken as it came, and
-        held from then on. In a new conversation, times of day that differ from those of the agent's last one
-        become midnight: all of a day begin alike.
+        `agent`: also which of its system prompts, if it has several. `said`: digests of the first messages.
+        If anything else has changed, the text is taken as it came, and held from then on. In a new
+        conversation, times of day that differ from those of the agent's last one become midnight: all of a
+        day begin alike.
         """
         if len(text) > HEAD_BYTES_MAX:
             return text, NONE

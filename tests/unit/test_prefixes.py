@@ -263,6 +263,27 @@ async def test_bytes_that_are_not_mended_stay() -> None:
     assert sent == [bodies[0], bodies[0]]
 
 
+async def test_a_defect_of_mending_mends_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """The request goes as it came, and the log has the place."""
+    stage = Stage(PrefixSettings(stabilise="all"))
+    request = parse(json.dumps(prompt(1)).encode(), ROUTES[CHAT])
+    del request.parts
+    assert stage.mender.mended(request, "a", {}) is request
+    assert "a request could not be mended" in caplog.text
+
+
+async def test_several_system_prompts_are_held_each() -> None:
+    """One of the platform and one of its user, say."""
+    stage = Stage(PrefixSettings(stabilise="all"))
+    for turn in range(4):
+        body = prompt(turn, *["So.", "Go on."] * turn)
+        body["messages"].insert(1, {"role": "developer", "content": f"You have used {turn} steps."})
+        live = stage.send(body)
+        assert live.verdict is not None
+        assert live.verdict.difference is None
+        assert b"You have used 0 steps." in live.request.body
+
+
 async def test_agents_may_be_told_otherwise() -> None:
     """Each by its name, with patterns of its own beside those of all."""
     agents: dict[str, Any] = {
