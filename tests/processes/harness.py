@@ -10,7 +10,7 @@ import json
 import os
 import signal
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -134,7 +134,8 @@ class Engine:
 
 
 def _engine_arguments(port: int, options: dict[str, Any]) -> list[str]:
-    arguments = ["-m", "tests.fakes.engine", "--port", str(port)]
+    module = "tests.fakes.modelled" if "profile" in options else "tests.fakes.engine"
+    arguments = ["-m", module, "--port", str(port)]
     for name, value in options.items():
         flag = f"--{name.replace('_', '-')}"
         if value is True:
@@ -216,6 +217,7 @@ async def gateway(
     wait_for: str | None = "/ready",
     clean: bool = True,
     environment: dict[str, str] | None = None,
+    program: Sequence[str] = ("gateway", "serve"),
 ) -> AsyncIterator[Gateway]:
     """Run the gateway on free ports with this configuration, and wait until a path answers 200.
 
@@ -234,7 +236,7 @@ async def gateway(
         file.write_text(toml(config | {"server": server}))
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("SLOTGATE_")}
         process = Process(
-            ["-m", "gateway", "serve", "--config", str(file), *arguments],
+            ["-m", *program, "--config", str(file), *arguments],
             Path(folder),
             inherited | {"PYTHONPATH": str(ROOT)} | (environment or {}),
         )
