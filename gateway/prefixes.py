@@ -26,6 +26,7 @@ from policies.volatility import Kind
 log = logging.getLogger("slotgate.prefix")
 
 LINKS_MIN = 3  # tools and two messages: there is nothing to break before
+BYTES_MIN = 1024  # a shorter prompt is read again faster than its loss can be noticed
 WARNINGS_MAX = 1000  # agents name themselves, and one that took a new name for each request would fill disks
 
 
@@ -46,7 +47,8 @@ class Prefixes:
 
     def look(self, live: Inflight, call: Call, backend: Backend) -> None:
         """A request went out to this backend: compare its prompt with what engines saw of it before."""
-        if live.verdict is not None or len(call.chain) < LINKS_MIN:
+        chain = call.chain
+        if live.verdict is not None or len(chain) < LINKS_MIN or chain[-1].end_bytes < BYTES_MIN:
             return
         try:
             self._look(live, call, backend.service)

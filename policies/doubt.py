@@ -25,12 +25,13 @@ def doubt(call: Call, backends: Iterable[Backend], limits: Limits) -> Doubt | No
     """
     refused, found = True, None
     for backend in backends:
-        if backend.serves(call):
-            if uncertain(call, backend):
-                return Doubt.LIMIT
-            refused = refused and outgrown(call, backend)
-            if backend.prefilling and at_gate(call, backend, limits):
-                found = Doubt.GATE
+        if not backend.serves(call):
+            continue
+        if uncertain(call, backend):
+            return Doubt.LIMIT
+        refused = refused and outgrown(call, backend)
+        if backend.prefilling and at_gate(call, backend, limits):
+            found = Doubt.GATE
     return Doubt.LIMIT if refused else found
 
 
@@ -53,12 +54,16 @@ def outgrown(call: Call, backend: Backend) -> bool:
 def at_gate(call: Call, backend: Backend, limits: Limits) -> bool:
     """Whether a long prefill is in progress there, and the estimate is so near the gate that only the
     engine's tokenizer can tell whether this one is long too."""
-    if call.prompt_counted or not gated(backend, limits):
+    service, gate_seconds = backend.service, limits.prefill_gate_seconds
+    longest = int(call.prompt_tokens * ESTIMATE_HIGH)
+    if call.prompt_counted or service.prefill_seconds(longest, 0) <= gate_seconds:  # as most are
+        return False
+    if not gated(backend, limits):
         return False
     cached = cached_tokens(call, backend)
     uncached = call.prompt_tokens - cached
     least, most = (
-        backend.service.prefill_seconds(cached + int(uncached * factor), cached)
+        service.prefill_seconds(cached + int(uncached * factor), cached)
         for factor in (ESTIMATE_LOW, ESTIMATE_HIGH)
     )
-    return least <= limits.prefill_gate_seconds < most
+    return least <= gate_seconds < most

@@ -54,11 +54,14 @@ class Choices(Route):
         choices = _choices(chunk)
         if not choices:
             return USAGE_ONLY
-        reasons = [choice.get("finish_reason") for choice in choices]
-        if ABORT in reasons:
-            return ABORTED
-        finished = any(reason is not None for reason in reasons)
-        if any(map(_has_token, choices)):
+        finished = token = False
+        for choice in choices:
+            reason = choice.get("finish_reason")
+            if reason == ABORT:
+                return ABORTED
+            finished = finished or reason is not None
+            token = token or _has_token(choice)
+        if token:
             return TOKEN_AND_FINISHED if finished else TOKEN
         return FINISHED if finished else NOTHING
 

@@ -12,9 +12,9 @@ TOKENS_MAX = 2**40  # what an engine counts beyond it is no count
 def usage_from(chunk: Mapping[str, object]) -> Usage | None:
     """The counts in a chunk or whole answer: OpenAI's `usage`, else llama.cpp's `timings`; where both
     stand, `timings` adds only the drafts. None where neither counts anything."""
-    usage, timings = table_of(chunk, "usage"), table_of(chunk, "timings")
-    if not usage and not timings:
+    if not (chunk.get("usage") or chunk.get("timings")):  # as most chunks
         return None
+    usage, timings = table_of(chunk, "usage"), table_of(chunk, "timings")
     drafted, accepted = count_of(timings, "draft_n"), count_of(timings, "draft_n_accepted")
     prompt, completion = count_of(usage, "prompt_tokens"), count_of(usage, "completion_tokens")
     if prompt is not None or completion is not None:
@@ -45,7 +45,7 @@ def usage_from(chunk: Mapping[str, object]) -> Usage | None:
 def table_of(within: Mapping[str, object], name: str) -> Mapping[str, object]:
     """The object by this name; an empty one where there is none."""
     value = within.get(name)
-    return value if isinstance(value, Mapping) else {}
+    return value if isinstance(value, dict) else {}
 
 
 def count_of(within: Mapping[str, object], name: str) -> int | None:

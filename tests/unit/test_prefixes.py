@@ -127,7 +127,7 @@ async def test_warns_once_per_agent_and_kind(stage: Stage, caplog: pytest.LogCap
     assert [record.levelname for record in caplog.records] == ["WARNING"] * 2
     assert "agent one" in warnings[0]
     assert "time at messages[0].content, byte " in warnings[0]
-    told = caplog.text + "".join(view.model_dump_json() for view in stage.shown())
+    told = "".join([*warnings, *(view.model_dump_json() for view in stage.shown())])
     assert not [word for word in ("launch", "xyzzy", "9:0") if word in told]
 
 
@@ -135,7 +135,7 @@ async def test_warnings_have_an_end(stage: Stage, caplog: pytest.LogCaptureFixtu
     """A client that takes a new name for each request fills neither disk nor memory."""
     for number in range(WARNINGS_MAX + 20):
         for turn in range(2):
-            stage.send(prompt(turn, *["So.", "Go on."] * turn, words=1), f"agent-{number}")
+            stage.send(prompt(turn, *["So.", "Go on."] * turn, words=200), f"agent-{number}")
     assert len(caplog.records) == WARNINGS_MAX
     assert len(stage.shown()) == 1000
 
