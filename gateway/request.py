@@ -88,6 +88,8 @@ class Request:
             given = [key for key in keys if key in self.spans] or keys[-1:]
             edits += (self._member(key, b"%d" % max_tokens) for key in given if self._is_limit(key))
 
+        if not edits:
+            return self.body
         pieces: list[bytes] = []
         done = 0
         for (start, end), value in sorted(edits):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import re
 import ssl
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ __all__ = ["AnswerTooLarge", "ConnectFailed", "ConnectionLost", "Exchange", "Hea
 
 IDLE_SECONDS = 4.0  # uvicorn-based engines close idle connections after 5 s; a request must not meet that
 IDLE_MAX = 64  # idle connections kept
+STARTS_MAX = 64  # of an engine's paths, at most a dozen are ever asked
 
 _LINE = re.compile(r"[A-Z]+ /[!-~]*")
 _VISIBLE = re.compile(r"[!-~]*")
@@ -28,15 +28,6 @@ class ConnectFailed(Exception):
     def __init__(self, cause: str) -> None:
         super().__init__(cause)
         self.cause = cause
-
-
-@functools.lru_cache(maxsize=1024)  # of engines and paths; to make it anew costs as much as all the rest
-def _start(method: str, path: str, fields: str, *, reuse: bool) -> bytes:
-    """The request line, and the header fields that are the same for each request."""
-    line = f"{method} {path}"
-    if not _LINE.fullmatch(line):
-        raise ValueError("not a method and a path")
-    return f"{line} HTTP/1.1\r\n{fields}Connection: {'keep-alive' if reuse else 'close'}\r\n".encode()
 
 
 class Upstream:
@@ -73,6 +64,7 @@ class Upstream:
         self._prefix = parts.path.rstrip("/")
         key = f"Authorization: Bearer {api_key}\r\n" if api_key else ""
         self._fields = f"Host: {parts.netloc}\r\nAccept-Encoding: identity\r\n{key}"
+        self._starts: dict[tuple[str, str, bool], bytes] = {}
         self._open: set[Connection] = set()
         self._idle: dict[Connection, float] = {}  # idle since; the newest is last
         self._closed = False
@@ -121,13 +113,25 @@ class Upstream:
         await asyncio.sleep(0)  # the round of the loop in which the transports close
 
     def _request(self, method: str, path: str, headers: Sequence[tuple[bytes, bytes]], body: bytes) -> bytes:
-        start = _start(method, f"{self._prefix}{path}", self._fields, reuse=self.reuse)
+        start = self._starts.get((method, path, self.reuse)) or self._start(method, path)
         fields = b"".join([b"%b: %b\r\n" % field for field in headers])
         count = len(headers)
         if fields.count(b"\n") != count or fields.count(b"\r") != count or b"\0" in fields:
             raise ValueError("a header field holds a line break or NUL")
         # Never chunked: ds4 before v0.6.3 reads a chunked body as empty.
         return b"%bContent-Length: %d\r\n%b\r\n%b" % (start, len(body), fields, body)
+
+    def _start(self, method: str, path: str) -> bytes:
+        """The request line and the fields that are the same for each request, made once: that costs as much
+        as all the rest."""
+        line = f"{method} {self._prefix}{path}"
+        if not _LINE.fullmatch(line):
+            raise ValueError("not a method and a path")
+        ending = "keep-alive" if self.reuse else "close"
+        start = f"{line} HTTP/1.1\r\n{self._fields}Connection: {ending}\r\n".encode()
+        if len(self._starts) < STARTS_MAX:
+            self._starts[method, path, self.reuse] = start
+        return start
 
     def _take(self, exchange: Exchange) -> Connection | None:
         """The connection that was used last: of all, the engine has the least reason to close it."""
