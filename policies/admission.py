@@ -279,16 +279,19 @@ class Admission:
     def _dispatch(self, now: float) -> list[Decision]:
         """Start every waiting call that can start, in order."""
         decisions: list[Decision] = []
-        if not self.queue:
+        if not self.queue or not any(backend.free for backend in self.backends.values()):
             return decisions
         overdue = self.queue.overdue(now)
-        if not (groups := self._with_room(overdue, now)):  # then the queue need not even be sorted
+        groups, late = self._with_room(overdue, now)
+        if not groups and not late:  # what is free is not for them, so the queue need not even be sorted
             return decisions
         self._placement.begin()
         kept: set[str] = set()  # backends whose kv budget an overdue call waits for
         for waiting in self.queue.ranked(groups, overdue, now):
-            id = waiting.call.id
-            if group_of(waiting.call) not in groups:
+            id, group = waiting.call.id, group_of(waiting.call)
+            if group not in groups and not (group in late and id in overdue):
+                continue
+            if self._placement.gated(waiting, now):
                 continue
             decision = self._place(waiting, now, kept, overdue=id in overdue)
             if decision is None:
@@ -296,21 +299,21 @@ class Admission:
             decisions.append(decision)
             if isinstance(decision, Rejected):
                 self.queue.take(id)
-            else:
-                self.queue.start(id, now)
-                self._placement.started(self.backends[decision.lease.backend], now)
-                if not (groups := self._with_room(overdue, now)):
-                    break
+                continue
+            self.queue.start(id, now)
+            self._placement.started(self.backends[decision.lease.backend], now)
+            groups, late = self._with_room(overdue, now)
+            if not groups and not late:
+                break
         return decisions
 
-    def _with_room(self, overdue: Mapping[str, Group], now: float) -> set[Group]:
-        """The kinds of waiting calls for which some backend has a free slot."""
-        late = set(overdue.values())
-        return {
-            group
-            for group, one in self.queue.groups().items()
-            if self._placement.room(one.call, now, overdue=group in late)
-        }
+    def _with_room(self, overdue: Mapping[str, Group], now: float) -> tuple[set[Group], set[Group]]:
+        """The kinds of waiting calls for which some backend has a free slot; and those for whose overdue
+        calls one has."""
+        waiting, room = self.queue.groups(), self._placement.room
+        groups = {group for group, one in waiting.items() if room(one.call, now, overdue=False)}
+        late = {group for group in overdue.values() if group in waiting and group not in groups}
+        return groups, {group for group in late if room(waiting[group].call, now, overdue=True)}
 
     def _place(
         self, waiting: Waiting, now: float, kept: set[str], *, overdue: bool = False

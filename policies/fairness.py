@@ -25,12 +25,16 @@ class Fairness:
     def __init__(self) -> None:
         self._served: OrderedDict[Account, float] = OrderedDict()  # the one charged longest ago first
         self._waiting: dict[Account, dict[Account, int]] = {}  # calls that wait, by parent and account
+        self._ahead: set[Account] = set()
+        self._changed: set[Account] = set()  # parents whose accounts are to be compared anew
 
     def charge(self, call: Call, seconds: float) -> None:
         """The call had a slot for so long."""
         served = self._served
         for account in call.accounts:
             served[account] = served.pop(account, 0.0) + seconds
+            if account[:-1] in self._waiting:
+                self._changed.add(account[:-1])
         while len(served) > ACCOUNTS_MAX:
             served.popitem(last=False)
 
@@ -38,6 +42,7 @@ class Fairness:
         """A call begins to wait."""
         for account in call.accounts:
             siblings = self._waiting.setdefault(account[:-1], {})
+            self._changed.add(account[:-1])
             if account not in siblings and siblings:
                 least = min(self._served.get(sibling, 0.0) for sibling in siblings)
                 if self._served.get(account, 0.0) < least:
@@ -51,6 +56,8 @@ class Fairness:
             siblings[account] -= 1
             if not siblings[account]:
                 del siblings[account]
+                self._ahead.discard(account)
+                self._changed.add(account[:-1])
                 if not siblings:
                     del self._waiting[account[:-1]]
 
@@ -60,9 +67,12 @@ class Fairness:
 
     def ahead(self) -> set[Account]:
         """Accounts with calls that wait, and more than a quantum before the least of their siblings."""
-        served, ahead = self._served, set[Account]()
-        for siblings in self._waiting.values():
-            if len(siblings) > 1:
-                limit = min(served.get(account, 0.0) for account in siblings) + QUANTUM_SECONDS
-                ahead.update(account for account in siblings if served.get(account, 0.0) > limit)
-        return ahead
+        served = self._served
+        for parent in self._changed:
+            if siblings := self._waiting.get(parent):
+                seconds = [(served.get(account, 0.0), account) for account in siblings]
+                limit = min(value for value, _ in seconds) + QUANTUM_SECONDS
+                self._ahead.difference_update(siblings)
+                self._ahead.update(account for value, account in seconds if value > limit)
+        self._changed.clear()
+        return self._ahead

@@ -10,39 +10,48 @@ is started: or whoever sends the most would soon go before all others.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Collection, Container, Iterator
 
 from policies.fairness import Account
+from policies.types import Call
 from policies.waiting import Waiting
 
 OVERDUE_SECONDS = 60.0
 OVERDUE_SERVICES = 4.0  # a long call may be expected to wait longer
 
-Rank = tuple[int, int, float, str]
-
-
-def rank(waiting: Waiting, now: float, ahead: set[Account], overdue: Container[str]) -> Rank:
-    """The smaller goes first; the id decides between equals, so that runs repeat."""
-    call = waiting.call
-    if call.id in overdue:
-        return (-1, 0, call.arrived, call.id)
-    after = 0
-    if ahead:
-        for account in call.accounts:  # a key counts more than all below it
-            after = 2 * after + (account in ahead)
-    return (call.priority, after, (call.arrived - now) / waiting.service_seconds, call.id)
-
 
 def patience(waiting: Waiting) -> float:
-    """Seconds after which it is overdue."""
+    """Seconds after which a call is overdue."""
     return max(OVERDUE_SECONDS, OVERDUE_SERVICES * waiting.service_seconds)
 
 
 def ranked(
-    calls: Iterable[Waiting], overdue: Container[str], ahead: set[Account], now: float
+    calls: Collection[Waiting], overdue: Container[str], ahead: set[Account], now: float
 ) -> Iterator[Waiting]:
-    """The calls, best first; only as many are sorted as are asked for. `overdue`: their ids."""
-    heap = [(rank(waiting, now, ahead, overdue), waiting) for waiting in calls]
+    """The calls, best first; only as many are sorted as are asked for. `overdue`: their ids. The id decides
+    between equals, so that runs repeat."""
+    late = [(w.call.arrived, w.call.id, w) for w in calls if w.call.id in overdue]
+    for *_, waiting in sorted(late):
+        yield waiting
+    heap = [
+        (
+            w.call.priority,
+            0 if ahead.isdisjoint(w.call.accounts) else _after(w.call, ahead),
+            (w.call.arrived - now) / w.service_seconds,
+            w.call.id,
+            w,
+        )
+        for w in calls
+        if w.call.id not in overdue
+    ]
     heapq.heapify(heap)
     while heap:
-        yield heapq.heappop(heap)[1]
+        yield heapq.heappop(heap)[-1]
+
+
+def _after(call: Call, ahead: set[Account]) -> int:
+    """How far it goes after others: a key that had more counts more than all below it."""
+    after = 0
+    for account in call.accounts:
+        after = 2 * after + (account in ahead)
+    return after

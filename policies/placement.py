@@ -31,9 +31,8 @@ class Offer(NamedTuple):
     last_grant: int  # ties go to the one granted longest ago
     backend: Backend
     price: Cost
-    wait_seconds: float
-    reserved: int  # slots that are not for this call
-    long: bool
+    wait_seconds: float = 0.0
+    reserved: int = 0  # slots that are not for this call
 
 
 class Place(NamedTuple):
@@ -54,6 +53,7 @@ class Placement:
         self._limits = limits
         self._backends = backends
         self._forecasts: dict[str, Forecast] = {}  # as of this event
+        self._gated: list[Backend] = []  # the backends with free slots, if all of them read long prompts
 
     def seen(self, call: Call, now: float) -> None:
         """A call arrived."""
@@ -72,12 +72,31 @@ class Placement:
         """An event: what was foreseen before it no longer holds."""
         if self._forecasts:
             self._forecasts = {}
+        self._gated = self._all_gated()
 
     def started(self, backend: Backend, now: float) -> None:
         """A call has just started there; those that wait for this backend still do."""
         forecast = self._forecasts.get(backend.name)
         if forecast is not None:
             self._forecasts[backend.name] = forecast.again(backend, self._limits, now)
+        self._gated = self._all_gated()
+
+    def gated(self, waiting: Waiting, now: float) -> bool:
+        """Whether all that is free reads long prompts, and this one is long there: then nothing else about it
+        need be known, which spares a deep queue most of the work."""
+        gated = self._gated
+        if not gated or any(not b.serves(waiting.call) or not self._long(_price(waiting, b)) for b in gated):
+            return False
+        for backend in gated:
+            if waiting.why.get(backend.name) is not Reason.GATE:
+                self.gate_waits[backend.name] += 1
+                waiting.why[backend.name] = Reason.GATE
+        waiting.hold(now, holds=False)
+        return True
+
+    def _all_gated(self) -> list[Backend]:
+        free = [backend for backend in self._backends.values() if backend.free]
+        return free if all(filters.gated(backend, self._limits) for backend in free) else []
 
     def room(self, call: Call, now: float, *, overdue: bool) -> bool:
         """Whether a backend of the call's model has a slot for its class; or none serves it any more."""
@@ -144,10 +163,9 @@ class Placement:
         """Where the call costs least, its wait included, if that can take it now; else the best of those
         that can, unless the other one is worth the wait."""
         call, limits, seen = waiting.call, self._limits, self.interactive_seen(now)
-        weight = WEIGHTS[call.priority]
         best: Offer | None = None
         second: Offer | None = None
-        start: Offer | None = None  # the best of those that can take it
+        full: list[Backend] = []  # those that cannot take it now
         service_seconds = inf
         for backend in tier:
             reason = filters.blocked(call, backend, limits, now, interactive_seen=seen, overdue=overdue)
@@ -157,26 +175,32 @@ class Placement:
             if backend.name in kept:
                 reason = Reason.KV_BUDGET
             price = _price(waiting, backend)
-            long = price.prefill_seconds > limits.prefill_gate_seconds
+            long = self._long(price)
             if reason is None and long and filters.gated(backend, limits):
                 reason = Reason.GATE
             if reason is None and len(tier) == 1:
                 return Place(backend, price, long)
-            wait, ahead, reserved = 0.0, 0.0, 0
-            if reason is not None:
-                forecast = self._forecast(backend, now)
-                reserved = filters.reserved_slots(call, backend, limits, overdue=overdue) if seen else 0
-                wait = max(WAIT_SECONDS_MIN, forecast.wait(reserved, long=long))
-                ahead = max(wait, forecast.booked)
-            elif backend.prefilling:
-                ahead = self._forecast(backend, now).reading
             waiting.why[backend.name] = reason or Reason.HOLD  # which holds if it waits
-            first = ahead + price.prefill_seconds + backend.service.first_token_seconds
-            others = price.decode_seconds + price.harm_seconds + price.risk_seconds
             service_seconds = min(service_seconds, price.prefill_seconds + price.decode_seconds)
-            offer = Offer(weight * first + others, backend.last_grant, backend, price, wait, reserved, long)
-            if reason is None and _better(offer, start):
-                start = offer
+            if reason is not None:
+                full.append(backend)
+                continue
+            ahead = self._forecast(backend, now).reading if backend.prefilling else 0.0
+            offer = Offer(_seconds(call, backend, price, ahead), backend.last_grant, backend, price)
+            if _better(offer, best):
+                best, second = offer, best
+            elif _better(offer, second):
+                second = offer
+        start = best  # the best of those that can take it
+        for backend in full:
+            price = _price(waiting, backend)
+            if start is not None and _seconds(call, backend, price, 0.0) >= HOLD_SHARE * start.seconds:
+                continue  # not worth any wait
+            reserved = filters.reserved_slots(call, backend, limits, overdue=overdue) if seen else 0
+            forecast = self._forecast(backend, now)
+            wait = max(WAIT_SECONDS_MIN, forecast.wait(reserved, long=self._long(price)))
+            seconds = _seconds(call, backend, price, max(wait, forecast.booked))
+            offer = Offer(seconds, backend.last_grant, backend, price, wait, reserved)
             if _better(offer, best):
                 best, second = offer, best
             elif _better(offer, second):
@@ -185,10 +209,16 @@ class Placement:
             return None
         waiting.service_seconds = max(SERVICE_SECONDS_MIN, service_seconds)
         if start is not None and (start is best or not self._worth(waiting, best, start, now)):
-            return Place(start.backend, start.price, start.long, second if start is best else best)
+            return self._place(start, second if start is best else best)
         waiting.hold(now, holds=start is not None)
         self._book(waiting, best, now)
         return None
+
+    def _place(self, start: Offer, rival: Offer | None) -> Place:
+        return Place(start.backend, start.price, self._long(start.price), rival)
+
+    def _long(self, price: Cost) -> bool:
+        return price.prefill_seconds > self._limits.prefill_gate_seconds
 
     def _worth(self, waiting: Waiting, best: Offer, start: Offer, now: float) -> bool:
         """Whether a call that could start now should wait for something better."""
@@ -199,7 +229,13 @@ class Placement:
         waiting.starts_at = now + best.wait_seconds
         price = best.price
         self._forecast(best.backend, now).book(
-            Booking(best.reserved, best.wait_seconds, price.prefill_seconds, price.decode_seconds, best.long)
+            Booking(
+                best.reserved,
+                best.wait_seconds,
+                price.prefill_seconds,
+                price.decode_seconds,
+                long=self._long(price),
+            )
         )
 
     def _forecast(self, backend: Backend, now: float) -> Forecast:
@@ -211,6 +247,12 @@ class Placement:
 
 def _better(offer: Offer, than: Offer | None) -> bool:
     return than is None or offer[:2] < than[:2]
+
+
+def _seconds(call: Call, backend: Backend, price: Cost, ahead_seconds: float) -> float:
+    """What the call costs there, if its prompt is read after so long."""
+    first = ahead_seconds + price.prefill_seconds + backend.service.first_token_seconds
+    return WEIGHTS[call.priority] * first + price.decode_seconds + price.harm_seconds + price.risk_seconds
 
 
 def _price(waiting: Waiting, backend: Backend) -> Cost:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Collection, Container, Hashable, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterator, Mapping
 
 from policies import order
 from policies.fairness import Fairness
@@ -93,17 +93,20 @@ class Queue:
         late: dict[str, Group] = {}
         for flow in self._flows.values():
             arrived, id = flow.calls[0]
-            since = max(arrived, flow.started)
-            if now - since > order.OVERDUE_SECONDS:
-                waiting = self._waiting[id]
-                if now - since > order.patience(waiting):
-                    late[id] = group_of(waiting.call)
+            if now - arrived <= order.OVERDUE_SECONDS or now - flow.started <= order.OVERDUE_SECONDS:
+                continue
+            waiting = self._waiting[id]
+            if now - max(arrived, flow.started) > order.patience(waiting):
+                late[id] = group_of(waiting.call)
         return late
 
-    def ranked(self, groups: Collection[Group], overdue: Container[str], now: float) -> Iterator[Waiting]:
-        """The calls of these kinds, in the order in which they may claim a slot."""
+    def ranked(
+        self, groups: Collection[Group], overdue: Mapping[str, Group], now: float
+    ) -> Iterator[Waiting]:
+        """The overdue calls, and all of these kinds, in the order in which they may claim a slot."""
+        late = [self._waiting[id] for id, group in overdue.items() if group not in groups]
         calls = [waiting for group in groups for waiting in self._groups[group].values()]
-        return order.ranked(calls, overdue, self.fairness.ahead(), now)
+        return order.ranked(late + calls, overdue, self.fairness.ahead(), now)
 
     def ordered(self, now: float) -> list[Waiting]:
         """All of them in that order."""

@@ -167,10 +167,9 @@ class Invariants:
         )
 
     def _kept(self, call: Call, backend: Backend) -> bool:
-        """Whether the token budget is kept for a call before this one that has waited for it too long."""
+        """Whether the token budget is kept for another call, which has waited for it too long."""
         return any(
             self._clock() - other.call.arrived > OVERDUE_SECONDS
-            and other.call.arrived <= call.arrived + OVERDUE_SECONDS
             and other.call.id != call.id
             and parched(other.call, backend)
             for other in self._admission.queue
