@@ -31,10 +31,13 @@ def _reason(slot: Slot, backend: Backend) -> str:
     """Why the call went where it went, in one line."""
     lease = slot.lease
     rates = "the engine's own rates" if backend.calibration.learnt else "rates that are not learnt yet"
-    return (
+    reason = (
         f"cheapest of those that could start, by {rates}: {lease.cost_seconds:.2f} s, "
         f"of which prefill {lease.prefill_seconds:.2f} s"
     )
+    if lease.held_seconds:
+        reason += f"; left other slots free for {lease.held_seconds:.2f} s"
+    return f"{reason}; {lease.rival} was next, with {lease.rival_seconds:.2f} s" if lease.rival else reason
 
 
 def _prefix(slot: Slot, live: Inflight, backend: Backend) -> str:

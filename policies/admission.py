@@ -69,7 +69,7 @@ class Admission:
             fitting = self._placement.fitting(call)
             if isinstance(fitting, Rejected):
                 return [fitting]
-            self._placement.estimate(waiting, fitting)
+            self._placement.estimate(waiting, fitting[0])
         self.queue.put(waiting, now)
         decisions = [] if alone else self._dispatch(now)
         if call.id in self.queue and (rejected := self.queue.over_bounds(call, now)):
@@ -286,6 +286,7 @@ class Admission:
         if not groups and not late:  # what is free is not for them, so the queue need not even be sorted
             return decisions
         self._placement.begin()
+        self._placement.look_for_gates()
         kept: set[str] = set()  # backends whose kv budget an overdue call waits for
         for waiting in self.queue.ranked(groups, overdue, now):
             id, group = waiting.call.id, group_of(waiting.call)

@@ -10,10 +10,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from policies.ejection import FAILURES_IN_A_ROW
-from policies.types import Backend, Call, Priority
+from policies.types import Backend, Call
 
 # What a second until the first token counts, beside one of the answer: somebody waits at a screen, or nobody.
-WEIGHTS = {Priority.INTERACTIVE: 6.0, Priority.AGENT: 1.0, Priority.BATCH: 0.3}
+WEIGHTS = (6.0, 1.0, 0.3)  # by class
 RETURN_SHARE = 0.2  # of the seconds to read a prompt again that gives way: not every conversation goes on
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from math import inf
 from typing import NamedTuple
 
 from policies import filters, order
@@ -72,6 +71,9 @@ class Placement:
         """An event: what was foreseen before it no longer holds."""
         if self._forecasts:
             self._forecasts = {}
+
+    def look_for_gates(self) -> None:
+        """Before many calls are asked about: see whether gates alone keep them waiting."""
         self._gated = self._all_gated()
 
     def started(self, backend: Backend, now: float) -> None:
@@ -109,9 +111,9 @@ class Placement:
                     return True
         return not serving and any(backend.free for backend in self._backends.values())
 
-    def estimate(self, waiting: Waiting, fitting: Tiers) -> None:
-        """How long the call would take, to rank it by before it is looked at."""
-        prices = [_price(waiting, backend) for backend in fitting[0]]
+    def estimate(self, waiting: Waiting, backends: Sequence[Backend]) -> None:
+        """How long the call would take, to rank it by."""
+        prices = [_price(waiting, backend) for backend in backends]
         least = min(price.prefill_seconds + price.decode_seconds for price in prices)
         waiting.service_seconds = max(SERVICE_SECONDS_MIN, least)
 
@@ -166,7 +168,7 @@ class Placement:
         best: Offer | None = None
         second: Offer | None = None
         full: list[Backend] = []  # those that cannot take it now
-        service_seconds = inf
+        startable: list[Backend] = []  # and those that can
         for backend in tier:
             reason = filters.blocked(call, backend, limits, now, interactive_seen=seen, overdue=overdue)
             if reason is Reason.NOT_READY or reason is Reason.PAUSED:
@@ -180,11 +182,11 @@ class Placement:
                 reason = Reason.GATE
             if reason is None and len(tier) == 1:
                 return Place(backend, price, long)
-            waiting.why[backend.name] = reason or Reason.HOLD  # which holds if it waits
-            service_seconds = min(service_seconds, price.prefill_seconds + price.decode_seconds)
             if reason is not None:
+                waiting.why[backend.name] = reason
                 full.append(backend)
                 continue
+            startable.append(backend)
             ahead = self._forecast(backend, now).reading if backend.prefilling else 0.0
             offer = Offer(_seconds(call, backend, price, ahead), backend.last_grant, backend, price)
             if _better(offer, best):
@@ -207,9 +209,10 @@ class Placement:
                 second = offer
         if best is None:
             return None
-        waiting.service_seconds = max(SERVICE_SECONDS_MIN, service_seconds)
         if start is not None and (start is best or not self._worth(waiting, best, start, now)):
             return self._place(start, second if start is best else best)
+        self.estimate(waiting, full + startable)
+        waiting.why.update((backend.name, Reason.HOLD) for backend in startable)
         waiting.hold(now, holds=start is not None)
         self._book(waiting, best, now)
         return None

@@ -180,7 +180,7 @@ class PrefixShadow:
 
     def _continue(self, chain: Chain, prompt_tokens: int) -> None:
         """The prompt's sequence, in the place of the one that it continues."""
-        sequence = Sequence(chain, self._bookings, prompt_tokens)
+        sequence, known = Sequence(chain, self._bookings, prompt_tokens), 0
         for link in reversed(chain):
             earlier = self._sequences.get(link.digest)
             if earlier is None:
@@ -189,14 +189,21 @@ class PrefixShadow:
                 sequence.running += earlier.running
             elif earlier.running:
                 continue
-            self._forget(earlier)
+            if self._copies:  # the same one, grown: a long conversation is not offered anew at each turn
+                del self._sequences[link.digest]
+                known = len(earlier.chain)
+                earlier.chain, earlier.used, earlier.tokens = chain, sequence.used, prompt_tokens
+                earlier.running, sequence = sequence.running, earlier
+            else:
+                self._forget(earlier)
             break
         self._sequences[chain[-1].digest] = sequence
         if self._copies:
-            self._offer(sequence)
+            self._offer(sequence, known)
 
-    def _offer(self, sequence: Sequence) -> None:
-        for link in sequence.chain:
+    def _offer(self, sequence: Sequence, known: int = 0) -> None:
+        """Prompts may go on from it, and do already from so many of its links."""
+        for link in sequence.chain[known:]:
             self._holders.setdefault(link.digest, []).append(sequence)
 
     def _forget(self, sequence: Sequence) -> None:

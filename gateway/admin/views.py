@@ -228,6 +228,8 @@ def _why(waiting: Waiting, serving: list[Backend], limits: Limits, now: float) -
         if backend in fitting:
             blocked = filters.blocked(call, backend, limits, now, interactive_seen=False)
             reason = blocked or waiting.why.get(backend.name)
+            if blocked is None and reason is Reason.SLOTS:  # what is free since then is not for it
+                reason = Reason.RESERVE
         elif standby(call, backend) and filters.fitting(call, [backend]):
             reason = Reason.STANDBY
         if reason is not None:
