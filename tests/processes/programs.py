@@ -13,6 +13,7 @@ from tests.processes.asking import CHAT
 from tests.processes.raw_client import RawClient
 
 MODEL = "fake-model"
+PATIENCE_SECONDS = 600.0  # of our clock, for each step of an answer
 
 
 class Play:
@@ -31,8 +32,13 @@ class Play:
         self._start = time.monotonic()
         asked: list[asyncio.Task[None]] = []
         background = asyncio.create_task(self._background(asked))
-        await asyncio.gather(*(self._play(one) for one in self._workload.programs if one.foreground))
-        background.cancel()
+        try:
+            async with asyncio.TaskGroup() as foreground:
+                for program in self._workload.programs:
+                    if program.foreground:
+                        foreground.create_task(self._play(program))
+        finally:
+            background.cancel()
         await asyncio.gather(*asked)
         return self.records
 
@@ -66,7 +72,7 @@ class Play:
             ("X-Slotgate-Priority", program.priority.label),
         ]
         arrived = self._now
-        async with await RawClient.connect(self._url) as client:
+        async with await RawClient.connect(self._url, PATIENCE_SECONDS) as client:
             await client.send("POST", CHAT, body, headers)
             head = await client.head()
             assert head.status == 200, await client.body()

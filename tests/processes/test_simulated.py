@@ -149,7 +149,7 @@ async def test_the_gateway_does_what_the_simulator_says_about() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("agents", "seeds", "speed"), [(8, (1, 2, 3), 3), (24, (1, 2, 3), 5)])
+@pytest.mark.parametrize(("agents", "seeds", "speed"), [(8, (1, 2, 3), 4), (24, (1, 2, 3), 6)])
 async def test_the_gateway_does_what_the_simulator_says(
     agents: int, seeds: Sequence[int], speed: float
 ) -> None:
