@@ -15,6 +15,7 @@ from policies.types import Backend, Limits
 LEFT_SHARE = 0.25  # of what an answer usually takes, at least still to come
 READ_SHARE_LEFT = 0.1  # the same of a prefill
 FOREIGN_SECONDS = 30.0  # that a request of somebody else may still take
+NEVER_SECONDS = 3600.0  # until a slot is free where nothing runs that could end
 
 
 class Booking(NamedTuple):
@@ -62,8 +63,9 @@ class Forecast:
     def wait(self, reserved: int, *, long: bool) -> float:
         """Seconds until a slot is free beyond the reserved ones and, for a long prompt, the gate is open."""
         slot = 0.0
-        if self._free <= reserved and self._ends:
-            slot = self._ends[min(reserved - self._free, len(self._ends) - 1)]
+        if self._free <= reserved:
+            ends = self._ends
+            slot = ends[min(reserved - self._free, len(ends) - 1)] if ends else NEVER_SECONDS
         return max(slot, self._gate) if long else slot
 
     def book(self, booking: Booking) -> None:
