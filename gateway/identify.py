@@ -21,6 +21,7 @@ SESSION_HEADERS = (
     b"x-session-affinity",
     b"x-litellm-session-id",
 )
+FIRST_MESSAGE = 2  # of a chain's links, behind tools and system prompt
 PARENT_HEADER = b"x-parent-session-id"  # of a sub-agent's session (OpenCode)
 INTERACTIVE_PROMPT_TOKENS_MAX = 4096
 INTERACTIVE_OUTPUT_TOKENS_MAX = 1024
@@ -42,12 +43,12 @@ def conversation_of(headers: dict[bytes, bytes], request: Request) -> str | None
     return request.session[:NAME_LENGTH_MAX] if request.session else None
 
 
-def thread_of(conversation: str | None, request: Request, chain: tuple[Link, ...]) -> Hashable:
+def thread_of(conversation: str | None, chain: tuple[Link, ...]) -> Hashable:
     """What tells the turns of one conversation from others: its name, else how its prompt begins, first
     message included; None: neither is there."""
     if conversation is not None or not chain:
         return conversation
-    return chain[min(1 + request.has_tools, len(chain) - 1)].digest
+    return chain[min(FIRST_MESSAGE, len(chain) - 1)].digest
 
 
 def accounts_of(
@@ -106,7 +107,7 @@ def call_of(
     record.key, record.agent = key.name, agent_of(headers, request, key)
     record.priority = priority_of(headers, request, key, prompt_tokens)
     record.prompt_tokens_estimated = prompt_tokens
-    thread = thread_of(record.conversation, request, chain)
+    thread = thread_of(record.conversation, chain)
     return Call(
         id=record.id,
         model=request.model,

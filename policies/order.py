@@ -10,7 +10,7 @@ is started: or whoever sends the most would soon go before all others.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Container, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from policies.fairness import Account
 from policies.types import Call
@@ -26,23 +26,26 @@ def patience(waiting: Waiting) -> float:
 
 
 def ranked(
-    calls: Collection[Waiting], overdue: Container[str], ahead: set[Account], now: float
+    calls: Collection[Waiting], overdue: Collection[str], ahead: set[Account], now: float
 ) -> Iterator[Waiting]:
     """The calls, best first; only as many are sorted as are asked for. `overdue`: their ids. The id decides
     between equals, so that runs repeat."""
-    late = [(w.call.arrived, w.call.id, w) for w in calls if w.call.id in overdue]
-    for *_, waiting in sorted(late):
-        yield waiting
+    early: Iterable[Waiting] = calls
+    if overdue:
+        late = [(w.call.arrived, w.call.id, w) for w in calls if w.call.id in overdue]
+        early = [w for w in calls if w.call.id not in overdue]
+        for *_, waiting in sorted(late):
+            yield waiting
+    behind = ahead.isdisjoint  # of a deep queue each call passes here at each event, so every step counts
     heap = [
         (
-            w.call.priority,
-            0 if ahead.isdisjoint(w.call.accounts) else _after(w.call, ahead),
-            (w.call.arrived - now) / w.service_seconds,
-            w.call.id,
+            (call := w.call).priority,
+            0 if behind(call.accounts) else _after(call, ahead),
+            (call.arrived - now) / w.service_seconds,
+            call.id,
             w,
         )
-        for w in calls
-        if w.call.id not in overdue
+        for w in early
     ]
     heapq.heapify(heap)
     while heap:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Hashable
 from typing import Any
 
 import pytest
@@ -114,3 +115,25 @@ def test_a_call_holds_no_text() -> None:
     assert call.chain[-1].end_bytes == asked.prompt_bytes
     assert "secret" not in repr(call)
     assert record.priority is call.priority
+
+
+def test_the_turns_of_a_conversation_are_charged_to_one_account() -> None:
+    """By its name, else by how its prompt begins; below the agent, below the key."""
+
+    def accounts(headers: dict[bytes, bytes], *texts: str) -> tuple[tuple[Hashable, ...], ...]:
+        asked = request(messages=[{"role": "user", "content": text} for text in ("system", *texts)])
+        record = Record("id", CHAT, 0.0)
+        record.conversation = conversation_of(headers, asked)
+        chain, outputs = asked.chain(), OutputLength()
+        call = call_of(
+            record, headers, asked, OPEN, chain=chain, prompt_tokens=9, heartbeats=True, outputs=outputs
+        )
+        assert call.conversation == call.accounts[-1][-1] or b"x-parent-session-id" in headers
+        return call.accounts
+
+    first, later, other = accounts({}, "a"), accounts({}, "a", "b", "c"), accounts({}, "x", "b")
+    assert first == later != other
+    assert first[:2] == other[:2] == ((OPEN.name,), (OPEN.name, OPEN.name))
+    named = accounts({b"x-session-id": b"s"}, "x")
+    assert named[-1] == (OPEN.name, OPEN.name, "s")
+    assert accounts({b"x-session-id": b"child", b"x-parent-session-id": b"s"}, "y") == named

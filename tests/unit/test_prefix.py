@@ -200,3 +200,32 @@ def test_holds_no_more_than_slots_and_only_what_was_booked(
         for prompt in PROMPTS:
             known = sum(link.digest in booked for link in prompt) + 1  # and an answer
             assert shadow.matched_bytes(prompt) <= 1000 * known
+
+
+def test_knows_what_would_give_way() -> None:
+    """Nothing while there is room, or where the prompt goes on from an idle sequence; else the one used
+    longest ago."""
+    for copies in (True, False):
+        shadow = PrefixShadow(2, copies=copies)
+        for chain, tokens in ((a_chain(1, 2), 2000), (a_chain(3), 500)):
+            assert shadow.displaced_tokens(chain) == 0
+            shadow.book(chain, tokens)
+            shadow.ended(chain)
+        assert shadow.displaced_tokens(a_chain(9)) == 2000
+        assert shadow.displaced_tokens(a_chain(1, 2, 4)) == shadow.displaced_tokens(()) == 0
+        # A prompt that shares only the head: a bank is copied, so another gives way; a slot is taken over.
+        assert shadow.displaced_tokens(a_chain(3, 9)) == 0
+        assert shadow.displaced_tokens(a_chain(1, 9)) == 2000
+        shadow.book(a_chain(1, 2), 2000)
+        assert shadow.displaced_tokens(a_chain(9)) == 500
+        shadow.book(a_chain(3), 500)
+        assert shadow.displaced_tokens(a_chain(9)) == 0
+
+
+def test_a_conversation_grows_in_place() -> None:
+    """Turn by turn one sequence, on offer with all its links and forgotten with all of them."""
+    shadow = PrefixShadow(1)
+    served(shadow, a_chain(1), a_chain(1, 2, 3), a_chain(1, 2, 3, 4, 5))
+    assert (len(shadow), shadow.matched_bytes(a_chain(1, 2, 3, 4, 9))) == (1, 4000)
+    shadow.book(a_chain(9))
+    assert (len(shadow), shadow.matched_bytes(a_chain(1, 2))) == (1, 0)
