@@ -200,7 +200,8 @@ class Attempt:
     async def _document(self, head: Head) -> None:
         """A whole JSON answer; also from an engine that ignored `stream`."""
         live, client, request = self._live, self._live.client, self._live.request
-        self._slot.prefilled(self._slot.lease)
+        if not self._exchange.complete:  # else the whole answer is there with its head
+            self._slot.prefilled(self._slot.lease)
         live.enter(Phase.DECODE, self._clock(), whole=True)
         body = await self._exchange.body(ANSWER_BYTES_MAX)
         document = object_of(body)
