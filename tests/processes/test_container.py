@@ -87,7 +87,7 @@ async def test_it_serves_as_another_user_who_may_write_nothing_but_its_volumes()
         assert rights["Uid:"] == USER
         assert rights["NoNewPrivs:"] == "1"
         assert {rights[f"Cap{name}:"].strip("0") for name in ("Eff", "Prm", "Inh", "Bnd", "Amb")} == {""}
-        assert "slotgate.db" in volume_of(process)
+        await until(lambda: "slotgate.db" in volume_of(process), "a journal in its volume")
         process.signal(signal.SIGTERM)
         assert await process.ended() == 0
         assert await well(port) == 1
