@@ -46,7 +46,7 @@ class Leaving:
                 await closed
                 while True:
                     answers = await self._probes.ask(member.probed, member.engine.paths)
-                    if answers is NoAnswer.REFUSED:
+                    if answers in (NoAnswer.REFUSED, NoAnswer.UNREACHABLE):
                         return
                     if not isinstance(answers, NoAnswer):
                         busy = member.engine.read(answers).busy

@@ -21,6 +21,7 @@ class NoAnswer(enum.Enum):
     """Why an engine did not answer a probe."""
 
     REFUSED = "connection refused"
+    UNREACHABLE = "no connection: its host name, the network or TLS fails"
     SILENT = "no answer"
 
 
@@ -55,8 +56,9 @@ class Probes:
                         body = await exchange.body(PROBE_BYTES_MAX)
                 finally:
                     exchange.abort()
-            except ConnectFailed:
-                return NoAnswer.REFUSED
+            except ConnectFailed as failed:
+                refused = isinstance(failed.__cause__, ConnectionRefusedError)
+                return NoAnswer.REFUSED if refused else NoAnswer.UNREACHABLE
             except (TimeoutError, AnswerTooLarge):
                 return NoAnswer.SILENT
             except ConnectionLost:

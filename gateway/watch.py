@@ -117,7 +117,7 @@ class Watch:
         if isinstance(answers, NoAnswer):
             member.silent += 1
             idle = not self._admission.backends[member.name].leases
-            if answers is NoAnswer.REFUSED or (member.silent >= SILENT_MAX and idle):
+            if answers is not NoAnswer.SILENT or (member.silent >= SILENT_MAX and idle):
                 self._down(member, answers)
             return None
         member.silent = 0
@@ -218,7 +218,7 @@ class Watch:
             member.refuses_usage = False
             routes, now = member.engine.routes, self._clock()
             self._dispatcher.apply(self._admission.serve_routes(member.name, routes, now))
-            self.enter(member, State.WARMING, "warming up")
+            self.enter(member, State.WARMING)
         model = min(backend.models, default="") if backend.models else ""
         for _ in range(member.settings.warmup.requests):
             fault = "no slot is free"  # resumed before it was drained: what runs on may have them all

@@ -68,6 +68,11 @@ async def test_a_closed_port_refuses() -> None:
     assert await ask(f"http://127.0.0.1:{free_port()}", "/") is NoAnswer.REFUSED
 
 
+async def test_a_host_that_has_no_address_does_not_refuse() -> None:
+    """A mistyped name: who reads of a refusal looks at the engine, where nothing is wrong."""
+    assert await ask("http://engine.invalid:1", "/") is NoAnswer.UNREACHABLE
+
+
 @pytest.mark.parametrize(
     "words", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhalf", b"nonsense\r\n\r\n"]
 )

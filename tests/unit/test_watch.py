@@ -34,6 +34,13 @@ async def test_an_engine_that_refuses_is_down(stage: Stage) -> None:
     assert stage.states == ["down", "warming", "ready", "down", "warming", "ready"]
 
 
+@over(NoAnswer.UNREACHABLE)
+async def test_an_engine_that_cannot_be_reached_is_down(stage: Stage) -> None:
+    """At once, too, and in other words: the engine may well run."""
+    assert (stage.backend.state, stage.backend.why) == (State.DOWN, NoAnswer.UNREACHABLE.value)
+    assert await stage.hears(PLAIN) is State.READY
+
+
 @over(llamacpp(), engine="llamacpp")
 async def test_a_configured_kind_is_not_forgotten(stage: Stage) -> None:
     """It is asked only what its kind is asked."""
