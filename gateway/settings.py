@@ -15,6 +15,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
@@ -214,6 +215,12 @@ def _contradictions(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
     urls = dict(_repeats(re.sub(r"//localhost(?=[:/]|$)", "//127.0.0.1", b.url) for b in backends))
     for i, first in urls.items():
         yield ("backends", i, "url"), f"is the same engine as backends[{first}]; its slots would count twice"
+    ports = ((server.host, server.port), (server.admin_host, server.admin_port))
+    own = [(_from_here(host), port) for host, port in ports]
+    for i, backend in enumerate(backends):
+        engine = urlsplit(backend.url)
+        if (_from_here(engine.hostname or ""), engine.port) in own:
+            yield ("backends", i, "url"), "is this gateway itself; name an engine, or set another server.port"
     for i, first in _repeats(backend.name for backend in backends):
         if i not in urls:
             yield ("backends", i, "name"), f"is also the name of backends[{first}]; give another"
@@ -230,6 +237,11 @@ def _contradictions(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
                     yield ("models", alias, option, i), "is an alias itself; name the models behind it"
 
 
+def _from_here(host: str) -> str:
+    """The address that a host is on this machine itself, where there are several ways to say so."""
+    return "127.0.0.1" if host.lower() in ("localhost", "0.0.0.0", "::") else host.lower()
+
+
 def _repeats(values: Iterable[Hashable]) -> Iterator[tuple[int, int]]:
     """Positions of values seen before, each with that of the first."""
     first: dict[Hashable, int] = {}
@@ -244,9 +256,12 @@ def _reason(detail: ErrorDetails) -> str:
         case "missing":
             return "is missing"
         case "extra_forbidden":
-            return _unknown(_declared(detail["loc"]), (option.name for option in options()))
+            names = {option.name for option in options()}
+            return _unknown(_declared(detail["loc"]), names | {re.split(r"[.[]", name)[0] for name in names})
         case "model_type" | "dict_type":
             return "must be a table"
+        case "tuple_type" if len(detail["loc"]) == 1:
+            return f"must be a list: in a file each of its tables begins with [[{detail['loc'][0]}]]"
         case "tuple_type":
             return "must be a list"
         case "too_short":
