@@ -74,7 +74,10 @@ class AdminGuard:
         if self._digest is not None:
             bearers = [hashlib.sha256(token).digest() for token in _bearers(headers)]
             if not any(hmac.compare_digest(digest, self._digest) for digest in bearers):
-                raise InvalidApiKey
+                raise InvalidApiKey(
+                    "The admin token (server.admin_token) is missing or wrong: send it as "
+                    "`Authorization: Bearer TOKEN`."
+                )
             return
         hosts = _values(headers, b"host")
         if not hosts or not all(map(_is_loopback_authority, hosts)):

@@ -105,8 +105,8 @@ class InvalidApiKey(ClientError):
     type = "authentication_error"
     outcome = "rejected"
 
-    def __init__(self) -> None:
-        super().__init__("The API key is missing or not known to this gateway.")
+    def __init__(self, message: str = "The API key is missing or not known to this gateway.") -> None:
+        super().__init__(message)
 
 
 class Forbidden(ClientError):

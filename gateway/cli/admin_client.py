@@ -40,6 +40,7 @@ class AdminClient:
         if not re.fullmatch(r"[!-~]*", token):
             raise CommandFailed("--token must be printable ASCII without blanks.", 2)
         self.url = url.rstrip("/")
+        self._token = token
         headers = {"authorization": f"Bearer {token}"} if token else {}
         # Proxies of the environment are for the world outside, not for one's own gateway.
         self._http = httpx.Client(
@@ -83,8 +84,14 @@ class AdminClient:
         error = answer.get("error") if isinstance(answer, dict) else None
         message = error.get("message") if isinstance(error, dict) else None
         if status == errors.InvalidApiKey.status:
-            return f"{self.url} wants the admin token: give it in $SLOTGATE_ADMIN_TOKEN or with --token."
-        if not isinstance(message, str) or message == errors.NO_PATH:
+            wrong = ", and this is not it" if self._token else ""
+            return (
+                f"{self.url} wants the admin token{wrong}: give server.admin_token of its configuration in "
+                "$SLOTGATE_ADMIN_TOKEN or with --token."
+            )
+        # Engines have errors too, but without a code, or with a number for one.
+        ours = isinstance(error, dict) and isinstance(error.get("code"), str)
+        if not ours or not isinstance(message, str) or message == errors.NO_PATH:
             return f"{self.url} is not a gateway's admin port: name that with --admin or $SLOTGATE_ADMIN_URL."
         return message
 

@@ -164,10 +164,11 @@ def answering(status: int, body: bytes) -> AdminClient:
 @pytest.mark.parametrize(
     ("status", "body", "words"),
     [
-        (401, errors.InvalidApiKey().body(), "SLOTGATE_ADMIN_TOKEN"),
+        (401, errors.InvalidApiKey().body(), "wants the admin token, and this is not it"),
         (403, errors.Forbidden("Ask as localhost.").body(), "Ask as localhost."),
         (404, errors.NotFound("There is no backend 'x'.").body(), "There is no backend 'x'."),
         (404, errors.NotFound().body(), "is not a gateway's admin port"),
+        (404, b'{"error": {"message": "unknown endpoint"}}', "is not a gateway's admin port"),
         (404, b"<html>", "is not a gateway's admin port"),
         (200, b"<html>", "is not a gateway's admin port"),
         (500, b'{"error": "text"}', "is not a gateway's admin port"),
