@@ -159,7 +159,7 @@ def _sentences(advice: Advice, fleet: Sequence[Deployment]) -> Iterator[str]:
         one = next(one for one in fleet if one.name == advice.best.backend)
         yield _better(one, advice.best, advice.present)
     elif advice.alternatives:
-        yield "No other context window of one backend would have shortened the queue worth a restart."
+        yield "No other context window of one backend would have shortened the queue enough for a restart."
     for one in fleet:
         if one.law is None and not one.rooms:
             yield f"{one.name}: how many slots another context window gives is not known: {one.unknown}."

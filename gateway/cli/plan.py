@@ -64,10 +64,11 @@ def plan(
     ] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Say how many slots a context window gives, and with a journal, what that would have been worth.
+    """Say how many slots a context window gives.
 
-    ds4 measures at its start how many whole windows fit, llama.cpp cuts one context into slots, vLLM and
-    SGLang share one pool among all requests. An estimate is no promise: start the engine and look.
+    With a journal (--fit) also what that would have been worth. ds4 measures at its start how many whole
+    windows fit, llama.cpp cuts one context into slots, vLLM and SGLang share one pool among all requests. An
+    estimate is no promise: start the engine and look.
 
     \b
     Examples:

@@ -16,11 +16,12 @@ def prefix(
     admin: AdminUrl = ADMIN_URL,
     token: AdminToken = "",
 ) -> None:
-    """Show what breaks the cached prefixes of agents' prompts, the most expensive first.
+    """Show what breaks the cached prefixes of prompts.
 
-    Each line is one kind of change between two turns of a conversation: in which byte of the body it was last
-    seen, how many tokens the engines computed again for it since the gateway's start, how long that took,
-    and what to change in the agent. [tools] and [all] mark what `prefix.stabilise` can hold still.
+    The most expensive agents come first. Each line is one kind of change between two turns of a
+    conversation: in which byte of the body it was last seen, how many tokens the engines computed again for
+    it since the gateway's start, how long that took, and what to change in the agent. [tools] and [all] mark
+    what `prefix.stabilise` can hold still.
 
     \b
     Examples:

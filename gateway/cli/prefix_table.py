@@ -11,6 +11,8 @@ from gateway.cli.tables import cell, table
 
 def page(found: list[dict[str, Any]], agents_max: int) -> RenderableType:
     """The agents whose breaks cost most, and in one line all others."""
+    if not found:
+        return cell("no turns compared yet: it takes a second one in a conversation")
     broken = [agent for agent in found if agent["breaks"] or agent["held"]]
     turns = sum(agent["turns"] for agent in found)
     well = len(found) - sum(agent["breaks"] > 0 for agent in found)

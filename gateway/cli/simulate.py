@@ -61,10 +61,11 @@ def simulate(
     as_json: AsJson = False,
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write a page with charts.")] = None,
 ) -> None:
-    """Play a workload on modelled engines: slotgate beside published policies, and what none can beat.
+    """Play a workload on modelled engines.
 
-    Nothing is sent anywhere. Engines are models fitted to published measurements, time is virtual, and the
-    same arguments give the same figures. slotgate's rows are made by the code that serves.
+    It shows slotgate beside published policies, and the bound that none can beat. Nothing is sent anywhere.
+    Engines are models fitted to published measurements, time is virtual, and the same arguments give the
+    same figures. slotgate's rows are made by the code that serves.
 
     \b
     Engines:   vllm-2spark, llamacpp-131k, ds4-262k, ds4-64k

@@ -50,9 +50,10 @@ def usage(
     admin: AdminUrl = ADMIN_URL,
     token: AdminToken = "",
 ) -> None:
-    """Show who used how many tokens and slot seconds, as the journal has it.
+    """Show who used how many tokens and slot seconds.
 
-    Tokens are those that engines counted; where one did not, they are estimated and shown so.
+    They are summed up from the journal. Tokens are those that engines counted; where one did not, they are
+    estimated and shown so.
 
     \b
     Examples:
