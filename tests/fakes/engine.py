@@ -172,7 +172,7 @@ class FakeEngine:
 
 async def main(kind: type[FakeEngine]) -> None:
     """Serve until SIGTERM."""
-    options = read()
+    options = read(PERSONALITIES)
     loop = asyncio.get_running_loop()
     engine = kind(options)
     server = await loop.create_server(engine.door, options.host, options.port, backlog=4096)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 
 
@@ -42,13 +43,15 @@ class Options:
         return round(completion_tokens / self.spec_accept), completion_tokens
 
 
-def read(arguments: list[str] | None = None) -> Options:
+def read(personalities: Iterable[str], arguments: list[str] | None = None) -> Options:
     """Options from a command line."""
     parser = argparse.ArgumentParser(prog="python -m tests.fakes.engine")
     defaults = Options()
     for option in fields(Options):
         name, default = f"--{option.name.replace('_', '-')}", getattr(defaults, option.name)
-        if isinstance(default, bool):
+        if option.name == "personality":
+            parser.add_argument(name, choices=sorted(personalities), default=default)
+        elif isinstance(default, bool):
             parser.add_argument(name, action="store_true")
         elif isinstance(default, list):
             parser.add_argument(name, action="append", default=default)
