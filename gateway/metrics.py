@@ -13,7 +13,7 @@ from prometheus_client import generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from gateway.accounting import Record, TokenSource
+from gateway.accounting import Batch, Record, TokenSource
 from gateway.families import (
     BACKEND_STATE,
     BACKEND_TTFT,
@@ -76,9 +76,10 @@ class Metrics:
         self._prepare = self._series.histogram(OVERHEAD, "prepare")
         self._recent = Recent(running, accepted, clock)
         self._admitted = Admitted(admission)
+        self._batch = Batch(self._look)
+        self.observe = self._batch.add  # a request ended
 
-    def observe(self, record: Record) -> None:
-        """A request ended."""
+    def _look(self, record: Record) -> None:
         backend = record.backend if record.backend in self._admission.backends else ""
         kind = (self._model_label(record.model), backend, record.priority, record.outcome, record.source)
         figures = self._figures.get(kind)
@@ -104,14 +105,17 @@ class Metrics:
 
     def prefix_hit_ratio(self, backend: str) -> float | None:
         """Share of prompt tokens that this backend reported as cached, of late."""
+        self._batch.settle()
         return self._recent.prefix_hit_ratio(backend)
 
     def output_rates(self) -> dict[str, float]:
         """Tokens generated per second of late, by backend."""
+        self._batch.settle()
         return self._recent.rates()
 
     def tokens_so_far(self, record: Record) -> int:
         """About how many tokens a stream that still runs has sent."""
+        self._batch.settle()
         return self._recent.tokens_so_far(record)
 
     def config_invalid(self, invalid: bool) -> None:
@@ -121,6 +125,7 @@ class Metrics:
     def snapshot(self) -> Callable[[], bytes]:
         """Read what the event loop owns, on the loop's thread; the function that is returned does the
         rest, which takes far longer, and may run in any thread."""
+        self._batch.settle()
         fed = self._series.read()
         read = [*self._admitted.collect(), *self._recent.collect(), *self._standing()]
         return lambda: generate_latest(Scrape(fed, read))

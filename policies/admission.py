@@ -83,7 +83,7 @@ class Admission:
         if lease is None:
             return []
         backend = self.backends[lease.backend]
-        backend.prefilling.discard(id)
+        backend.has_read(lease)
         backend.turn(now)
         lease.work.first_token = lease.work.first_token or backend.load.read(now)
         if backend.prefilling and not backend.foreign:
@@ -100,7 +100,7 @@ class Admission:
         lease = self._leases.get(id)
         if lease is None or lease.trial:
             return []
-        self.backends[lease.backend].prefilling.discard(id)
+        self.backends[lease.backend].has_read(lease)
         self.backends[lease.backend].turn(now)
         return self._dispatch(now)
 
@@ -347,7 +347,7 @@ class Admission:
         lease.work.booking = backend.shadow.book(call.chain, call.prompt_tokens)
         self._leases[call.id] = backend.leases[call.id] = lease
         backend.held_tokens += lease.tokens
-        backend.prefilling.add(call.id)
+        backend.reads(lease)
         backend.turn(now)
         backend.last_grant = self._grants
         return lease
@@ -360,7 +360,7 @@ class Admission:
         del self._leases[id], backend.leases[id]
         backend.held_tokens -= lease.tokens
         backend.leaving.discard(id)
-        backend.prefilling.discard(id)
+        backend.has_read(lease)
         backend.turn(now)
         backend.shadow.ended(lease.call.chain)
         if backend.state is State.DRAINING and not backend.leases:

@@ -30,7 +30,7 @@ def doubt(call: Call, backends: Iterable[Backend], limits: Limits) -> Doubt | No
         if uncertain(call, backend):
             return Doubt.LIMIT
         refused = refused and outgrown(call, backend)
-        if backend.prefilling and at_gate(call, backend, limits):
+        if backend.long_prefills and at_gate(call, backend, limits):
             found = Doubt.GATE
     return Doubt.LIMIT if refused else found
 

@@ -17,6 +17,7 @@ MODELS_MAX = 256
 # Below this the chat template's own tokens hide the law: learnt from short prompts, it took long ones
 # for more than twice their length and refused what fits.
 SAMPLE_BYTES_MIN = 4096
+SMALL_BYTES = 1024  # of a whole body: whatever it is made of, that is a few hundred tokens at most
 SLICES, SLICE_BYTES = 16, 128  # of a long body are looked at, evenly spread
 # What an inline image or sound counts for in the size of a prompt, about 1,000 tokens: a gateway that went by
 # its length took a screenshot of 4 MB for a million tokens and refused it (mnfst/llm-gateway#2290).
@@ -47,6 +48,9 @@ ESCAPE = re.compile(rb"\\u[0-9a-fA-F]{0,4}")  # of a character beyond ASCII; a s
 
 def content(body: bytes, prompt_bytes: int) -> Content:
     """What a prompt of so many bytes is made of, by samples of the JSON body that it came in."""
+    if len(body) <= SMALL_BYTES:
+        letters, marks, digits = TYPICAL
+        return letters * prompt_bytes, marks * prompt_bytes, digits * prompt_bytes, 0.0, 0.0, 0.0
     images = 0
     if len(body) - prompt_bytes > MEDIA_BYTES:
         images = body.count(b"base64")

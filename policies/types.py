@@ -201,6 +201,7 @@ class Backend:
     leases: dict[str, Lease] = field(default_factory=dict)  # by call id, leaving ones included
     leaving: set[str] = field(default_factory=set)  # the client left, the engine may still be at it
     prefilling: set[str] = field(default_factory=set)  # granted, no first token yet
+    long_prefills: int = 0  # long ones of those
     load: Load = field(default_factory=Load)
     calibration: Calibration = field(init=False)
 
@@ -212,6 +213,17 @@ class Backend:
         self.changes += 1
         reading = len(self.prefilling)
         self.load.change(now, len(self.leases) + self.foreign - reading, reading > 0)
+
+    def reads(self, lease: Lease) -> None:
+        """It was given this prompt to read."""
+        self.prefilling.add(lease.call.id)
+        self.long_prefills += lease.long
+
+    def has_read(self, lease: Lease) -> None:
+        """It reads this prompt no more, if it did."""
+        if lease.call.id in self.prefilling:
+            self.prefilling.remove(lease.call.id)
+            self.long_prefills -= lease.long
 
     def next_prefill(self, now: float) -> None:
         """A prompt has been read: the engine comes to the one that it was given first of the others."""
@@ -228,11 +240,6 @@ class Backend:
     def in_use(self) -> int:
         """Slots that run a request of a client who is still there."""
         return len(self.leases) - len(self.leaving)
-
-    @property
-    def long_prefills(self) -> int:
-        """Long prefills in progress."""
-        return sum(self.leases[id].long for id in self.prefilling)
 
     @property
     def half_open(self) -> bool:

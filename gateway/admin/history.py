@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from gateway.accounting import Record
+from gateway.accounting import Batch, Record
 
 STEP_SECONDS = 5
 STEPS = 120
@@ -69,9 +69,10 @@ class History:
         self._offset = wall() - clock()  # records are on the monotonic clock
         self._steps: dict[int, Step] = {}
         self._began = self.number(clock())
+        self._batch = Batch(self._look)
+        self.observe = self._batch.add  # a request ended
 
-    def observe(self, record: Record) -> None:
-        """A request ended."""
+    def _look(self, record: Record) -> None:
         if record.ended is None:
             return
         if record.source is not None:
@@ -90,6 +91,7 @@ class History:
     ) -> dict[int, Step]:
         """All steps since the start that are kept, that of `now` included, with what the running streams add
         to them; only that is copied: the agents' sums are those of ended requests."""
+        self._batch.settle()
         current = self.number(now)
         seen = {number: Step() for number in range(max(self._began, current - STEPS), current + 1)}
         for number, step in self._steps.items():

@@ -120,6 +120,8 @@ class Invariants:
         tokens = sum(expected(lease.call) for lease in backend.leases.values())
         self._must(backend.held_tokens == tokens, f"{name} counts {backend.held_tokens} of {tokens} tokens")
         self._must(backend.prefilling <= held, f"{name} prefills a call that holds no slot")
+        long = sum(backend.leases[id].long for id in backend.prefilling & held)
+        self._must(backend.long_prefills == long, f"{name} reads {long}, not {backend.long_prefills} long ones")
         self._must(backend.leaving <= held, f"{name} is being left by a call that holds no slot")
         self._must(self._engines[name].active <= held, f"{name} works on a call that holds no slot")
         lost = (held & self.ended) - backend.leaving

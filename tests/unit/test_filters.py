@@ -18,8 +18,9 @@ def names(backends: object) -> list[str]:
 
 def occupy(backend: Backend, id: str, *, long: bool = False, trial: bool = False) -> None:
     call = a_call(id)
-    backend.leases[id] = Lease(call, backend.name, MODEL, 0.0, 0, 0, 0.1, 1.0, 1.1, long, trial=trial)
-    backend.prefilling.add(id)
+    lease = Lease(call, backend.name, MODEL, 0.0, 0, 0, 0.1, 1.0, 1.1, long, trial=trial)
+    backend.leases[id] = lease
+    backend.reads(lease)
 
 
 def blocked(
@@ -144,7 +145,7 @@ def test_the_gate_stops_long_prefills_only() -> None:
     assert blocked(backend, long=True) is Reason.GATE
     assert blocked(backend, long=False) is None
     assert blocked(backend, long=True, limits=Limits(long_prefills_per_backend=2)) is None
-    backend.prefilling.discard("long")
+    backend.has_read(backend.leases["long"])
     assert blocked(backend, long=True) is None
 
 
