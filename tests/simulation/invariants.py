@@ -121,7 +121,8 @@ class Invariants:
         self._must(backend.held_tokens == tokens, f"{name} counts {backend.held_tokens} of {tokens} tokens")
         self._must(backend.prefilling <= held, f"{name} prefills a call that holds no slot")
         long = sum(backend.leases[id].long for id in backend.prefilling & held)
-        self._must(backend.long_prefills == long, f"{name} reads {long}, not {backend.long_prefills} long ones")
+        told = backend.long_prefills
+        self._must(told == long, f"{name} reads {long} long prompts, not {told}")
         self._must(backend.leaving <= held, f"{name} is being left by a call that holds no slot")
         self._must(self._engines[name].active <= held, f"{name} works on a call that holds no slot")
         lost = (held & self.ended) - backend.leaving
