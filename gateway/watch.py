@@ -1,6 +1,7 @@
 """Probing, and what the answers of an engine mean to admission. That is decided here, once:
 
     refused ............ down; when it answers again, it is a new process until proven otherwise
+    unreachable ........ down, but nothing is proven: requests there are not asked again elsewhere
     silent ............. nothing, while requests run: an engine in a long prefill may not answer, and a
                          request has limits of its own; else down, after three in a row
     loading ............ starting
@@ -150,7 +151,8 @@ class Watch:
         return True
 
     def _down(self, member: Member, answer: NoAnswer) -> None:
-        member.ended(self._clock())
+        if answer is not NoAnswer.UNREACHABLE:  # a name or network that fails ends no process
+            member.ended(self._clock())
         if member.settings.engine == "auto":
             member.known = False
         self._not_ready(member, State.DOWN, answer.value)

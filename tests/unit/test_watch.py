@@ -202,7 +202,8 @@ async def test_an_idle_engine_has_stopped_what_was_left(stage: Stage) -> None:
 
 @over(llamacpp(started="1"))
 async def test_which_answers_prove_the_end_of_a_process(stage: Stage) -> None:
-    """A refused connection, loading, another start time; not silence, not the answer of the same one."""
+    """A refused connection, loading, another start time; not silence, not the answer of the same one, and not
+    a name or network that fails: behind it the engine may generate on."""
     proofs: list[tuple[Answers, bool]] = [
         (llamacpp(started="1"), False),
         (NoAnswer.SILENT, False),
@@ -215,6 +216,10 @@ async def test_which_answers_prove_the_end_of_a_process(stage: Stage) -> None:
         stage.probes.answers = answers
         assert await stage.fleet.is_gone(stage.member, stage.member.ends) is gone, answers
         assert (stage.backend.state is not State.READY) is gone
+    assert await stage.hears(llamacpp(started="1")) is State.READY
+    stage.probes.answers = NoAnswer.UNREACHABLE
+    assert not await stage.fleet.is_gone(stage.member, stage.member.ends)
+    assert stage.backend.state is State.DOWN
 
 
 @over(llamacpp(started="1"))
