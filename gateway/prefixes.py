@@ -26,7 +26,7 @@ from policies.volatility import Kind
 log = logging.getLogger("slotgate.prefix")
 
 LINKS_MIN = 3  # tools and two messages: there is nothing to break before
-BYTES_MIN = 512  # a shorter prompt is read again faster than its loss can be noticed
+BYTES_MIN = 256  # a shorter prompt is read again faster than its loss can be noticed
 WARNINGS_MAX = 1000  # agents name themselves, and one that took a new name for each request would fill disks
 
 
