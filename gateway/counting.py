@@ -6,6 +6,7 @@ request, only shorter.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 from gateway import errors
@@ -18,7 +19,7 @@ from gateway.member import Member
 from gateway.routes.missing import lacks_route
 from gateway.upstream import AnswerTooLarge, ConnectFailed, ConnectionLost
 from policies.admission import Admission
-from policies.types import Call, Rejected, State
+from policies.types import Backend, Call, Rejected, State
 
 COUNT_SECONDS_MAX = 30.0
 COUNT_BYTES_MAX = 16_777_216  # the numbers and texts of all tokens
@@ -30,6 +31,7 @@ class Counting:
     def __init__(self, fleet: Fleet, admission: Admission) -> None:
         self._fleet = fleet
         self._admission = admission
+        self._asked: Counter[str] = Counter()  # by backend
 
     async def serve(self, call: Call, live: Inflight) -> None:
         """Answer the client as a ready engine does; the next one is asked if the first cannot.
@@ -51,19 +53,24 @@ class Counting:
         raise errors.NoBackendReady
 
     def _able(self, call: Call) -> list[tuple[Member, str | None]]:
-        """The ready engines that can be asked, the least busy first, and the model to name there."""
+        """The ready engines that can be asked, the least busy first, of equals the one that was asked least;
+        and the model to name there."""
         found = self._admission.serving(call)
         if isinstance(found, Rejected):
             raise refusal(found)
         return [
             (self._fleet.members[backend.name], backend.model_for(call))
             for tier in found
-            for backend in sorted(tier, key=lambda backend: backend.in_use)
+            for backend in sorted(tier, key=self._busy)
             if backend.state is State.READY
         ]
 
+    def _busy(self, backend: Backend) -> tuple[float, int]:
+        return backend.in_use / backend.slots, self._asked[backend.name]
+
     async def _ask(self, member: Member, model: str | None, live: Inflight) -> Answer | None:
         """Its answer; None if it has none now."""
+        self._asked[member.name] += 1
         body = live.request.edited(model=model)
         try:
             answer = await member.upstream.ask("POST", live.record.route, live.headers, body, COUNT_BYTES_MAX)
