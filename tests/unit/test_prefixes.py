@@ -128,7 +128,7 @@ async def test_warns_once_per_agent_and_kind(stage: Stage, caplog: pytest.LogCap
     assert "agent one" in warnings[0]
     assert "time at messages[0].content, byte " in warnings[0]
     told = "".join([*warnings, *(view.model_dump_json() for view in stage.shown())])
-    assert not [word for word in ("launch", "xyzzy", "9:0") if word in told]
+    assert not [word for word in ("launch", "xyzzy", "It is 9:0") if word in told]
 
 
 async def test_warnings_have_an_end(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
