@@ -157,7 +157,7 @@ class EdgeProtocol(HttpToolsProtocol):
             self._late, self._head_bytes = None, 0
         parser, cycle = self.parser, self.cycle
         if parser.should_upgrade():
-            return  # see `_decline`
+            return  # see `_parse`
         free = cycle is None or cycle.response_complete
         serve = self._direct.get(self.url) if free and not self.expect_100_continue else None
         if serve is not None and parser.get_method() == b"POST" and parser.get_http_version() == "1.1":
