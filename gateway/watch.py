@@ -194,12 +194,13 @@ class Watch:
         """Requests at the engine that are not ours; and an idle engine has stopped those we left.
 
         A probe that overlaps with grants or ends of ours proves nothing, and one alone may have
-        been such a moment at the engine: the smaller of two in a row counts.
+        been such a moment at the engine: the smaller of two in a row that prove something counts.
         """
         if busy == 0:
             for id in leaving:
                 self._dispatcher.finish(id)
-        self._foreign(member, max(0, busy - own) if quiet else member.foreign)
+        if quiet:
+            self._foreign(member, max(0, busy - own))
 
     def _foreign(self, member: Member, foreign: int) -> None:
         believed = min(foreign, member.foreign)

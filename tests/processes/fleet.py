@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from typing import Any
 
@@ -43,10 +44,13 @@ async def settled(gateway: Gateway, *names: str) -> None:
     assert await queued(gateway) == 0
 
 
-def states(gateway: Gateway, name: str) -> list[str]:
-    """All states that a backend went through, as the gateway's log tells them."""
+def states(gateway: Gateway, name: str, *but: str) -> list[str]:
+    """The states that a backend went through but for some, as the gateway's log tells them.
+
+    The log tells a state again when its reason changes; here it is one.
+    """
     messages = [json.loads(line)["message"] for line in gateway.process.errors.splitlines()]
     begin = f"{name} is "
     known = ("starting", "warming", "ready", "draining", "drained", "ejected", "down")
     words = [message.removeprefix(begin).partition(":")[0] for message in messages if begin in message]
-    return [word for word in words if word in known]
+    return [word for word, _ in itertools.groupby(word for word in words if word in known and word not in but)]

@@ -178,6 +178,18 @@ async def test_a_probe_that_overlaps_with_a_grant_proves_nothing(stage: Stage) -
             assert stage.backend.foreign == 0
 
 
+@over(llamacpp(slots=4))
+async def test_a_probe_that_proves_nothing_confirms_nothing(stage: Stage) -> None:
+    """What one probe saw is not believed for another one that could not tell."""
+    await stage.hears(llamacpp(slots=4, busy=1))
+    stage.probes.seconds = 0.5
+    looking = asyncio.create_task(stage.hears(llamacpp(slots=4, busy=1)))
+    await asyncio.sleep(0.25)
+    async with stage.dispatcher.slot(a_call()):
+        await looking
+        assert stage.backend.foreign == 0
+
+
 @over(llamacpp(slots=1))
 async def test_an_idle_engine_has_stopped_what_was_left(stage: Stage) -> None:
     """The slot of a client that is gone is free when the engine says that it does nothing; not by an
