@@ -6,6 +6,7 @@ The body is edited in place before anything is made of it, so that hashes, estim
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal, NamedTuple
 
@@ -32,30 +33,47 @@ class Way(NamedTuple):
     heads: Heads | None  # None: system prompts go as they come
 
 
+class Told(NamedTuple):
+    """What the operator said, as it is followed."""
+
+    usual: Way
+    agents: Mapping[str, Way]  # those of which something else was said
+    works: bool  # whether anything is mended at all
+
+    def way(self, agent: str) -> Way:
+        """How this agent's prompts are mended."""
+        return self.agents.get(agent, self.usual)
+
+
 class Mender:
     """Mends requests, agent by agent."""
 
     def __init__(self, settings: PrefixSettings, prefixes: Prefixes) -> None:
         self._prefixes = prefixes
-        shared = Heads(settings.patterns)
-        self._usual = _way(settings.stabilise, shared)
-        self._agents = {
-            name: _way(
-                agent.stabilise or settings.stabilise,
-                Heads((*agent.patterns, *settings.patterns)) if agent.patterns else shared,
-            )
-            for name, agent in settings.agents.items()
-        }
-        self.works = any(way.tools for way in (self._usual, *self._agents.values()))
+        self._heads: dict[tuple[str, ...], Heads] = {}  # by patterns
+        self._told = self._followed(settings)
+
+    def follow(self, settings: PrefixSettings) -> None:
+        """Go by these settings from the next request on.
+
+        What is held goes on being held wherever its patterns stay the same; under other patterns each
+        conversation's head is taken as it comes next.
+        """
+        self._told = self._followed(settings)
+
+    @property
+    def works(self) -> bool:
+        """Whether anything is mended at all."""
+        return self._told.works
 
     def mode(self, agent: str) -> Mode:
         """What is told for this agent."""
-        way = self._agents.get(agent, self._usual)
+        way = self._told.way(agent)
         return "off" if not way.tools else "tools" if way.heads is None else "all"
 
     def mended(self, request: Request, agent: str, headers: dict[bytes, bytes]) -> Request:
         """The request as it goes to an engine: itself, where nothing is to be held still."""
-        way = self._agents.get(agent, self._usual)
+        way = self._told.way(agent)
         if not way.tools or not request.route.generates:
             return request
         try:
@@ -70,9 +88,22 @@ class Mender:
             self._prefixes.mended(agent, kind)
         return replace(mended, mends=tuple(sorted(kinds)))
 
+    def _followed(self, settings: PrefixSettings) -> Told:
+        known, self._heads = self._heads, {}
 
-def _way(stabilise: str, heads: Heads) -> Way:
-    return Way(stabilise != "off", heads if stabilise == "all" else None)
+        def way(stabilise: str, patterns: tuple[str, ...]) -> Way:
+            if stabilise != "all":
+                return Way(stabilise != "off", None)
+            if patterns not in self._heads:
+                self._heads[patterns] = known[patterns] if patterns in known else Heads(patterns)
+            return Way(True, self._heads[patterns])
+
+        usual = way(settings.stabilise, settings.patterns)
+        agents = {
+            name: way(agent.stabilise or settings.stabilise, (*agent.patterns, *settings.patterns))
+            for name, agent in settings.agents.items()
+        }
+        return Told(usual, agents, any(way.tools for way in (usual, *agents.values())))
 
 
 def _edits(

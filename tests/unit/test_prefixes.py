@@ -303,6 +303,26 @@ async def test_agents_may_be_told_otherwise() -> None:
     assert breaks == {"wild": 1, "tidy": 1, "moody": 0, "other": 1}
 
 
+async def test_other_settings_count_from_the_next_request_on() -> None:
+    """Conversations that are held stay so under the same patterns; what is taken back holds nothing."""
+    stage = Stage(PrefixSettings(stabilise="all"))
+
+    def turn(number: int) -> bytes:
+        body = prompt(number, *["So.", "Go on."] * number)
+        return bytes(json.loads(stage.send(body).request.body)["messages"][0]["content"], "ascii")[:60]
+
+    first = turn(0)
+    tidy: dict[str, Any] = {"x": {"stabilise": "tools"}}
+    stage.mender.follow(PrefixSettings(stabilise="all", agents=tidy))
+    assert turn(1) == turn(2) == first
+    assert (stage.mender.mode("hermes"), stage.mender.mode("x")) == ("all", "tools")
+    stage.mender.follow(PrefixSettings())
+    assert turn(3) != first
+    assert not stage.mender.works
+    stage.mender.follow(PrefixSettings(stabilise="all", patterns=("mood [a-z]+",)))
+    assert turn(4) == turn(5)
+
+
 async def test_a_session_that_the_client_names_is_its_own() -> None:
     """The same words in two of them do not share an identifier."""
     stage = Stage(PrefixSettings(stabilise="all"))
