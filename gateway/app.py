@@ -91,7 +91,15 @@ class Gateway:
         )
         self.events = Events(
             Reader(
-                self.admission, self.fleet, self.inflights, self.metrics, history, self.why_not_ready, clock
+                self.admission,
+                self.fleet,
+                self.inflights,
+                self.metrics,
+                history,
+                self.prefixes.findings,
+                self.mender,
+                self.why_not_ready,
+                clock,
             )
         )
         self.dispatcher.state_changed.append(self.events.state_changed)

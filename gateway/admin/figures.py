@@ -14,15 +14,19 @@ from itertools import chain, islice
 from pydantic import BaseModel, Field
 
 from gateway.admin.history import STEP_SECONDS, History, Step, Used
+from gateway.admin.prefix import PrefixView, prefix_view
 from gateway.admin.views import BackendView, WaitingView, backend_view, waiting_view
 from gateway.fleet import Fleet
 from gateway.inflight import Inflight, Inflights, Phase
+from gateway.mender import Mender
 from gateway.metrics import Metrics
 from policies.admission import Admission
+from policies.findings import Findings
 from policies.types import Backend, Lease, Priority
 
 QUEUE_SHOWN_MAX = 50  # the reasons of each cost some 30 us of the loop's time
 AGENTS_SHOWN_MAX = 20
+BREAKING_SHOWN_MAX = 5
 MINUTE_STEPS = 60 // STEP_SECONDS
 
 
@@ -89,6 +93,10 @@ class Lines(BaseModel):
     step_seconds: int
     steps: list[Point] = Field(description="since the start of the gateway; the last one is not over")
     agents: list[AgentTokens]
+    breaking: list[PrefixView] = Field(
+        description="agents that break their prefixes, the most expensive first"
+    )
+    breaking_total: int = Field(description="so many there are, since the start of the gateway")
 
 
 class Reader:
@@ -101,6 +109,8 @@ class Reader:
         inflights: Inflights,
         metrics: Metrics,
         history: History,
+        findings: Findings,
+        mender: Mender,
         why_not_ready: Callable[[], str],
         clock: Callable[[], float],
     ) -> None:
@@ -109,6 +119,8 @@ class Reader:
         self._inflights = inflights
         self._metrics = metrics
         self._history = history
+        self._findings = findings
+        self._mender = mender
         self._why_not_ready = why_not_ready
         self._clock = clock
 
@@ -134,11 +146,17 @@ class Reader:
         """Those up to now."""
         now = self._clock()
         steps = self._history.steps(now, self._inflights.records(), self._metrics.tokens_so_far)
+        breaking = [one for one in self._findings.worst() if one[1].breaks]
         return Lines(
             at=round(time.time(), 1),
             step_seconds=STEP_SECONDS,
             steps=_points(steps),
             agents=_agents(steps),
+            breaking=[
+                prefix_view(agent, finding, self._mender, now)
+                for agent, finding in breaking[:BREAKING_SHOWN_MAX]
+            ],
+            breaking_total=len(breaking),
         )
 
     def _backend(self, backend: Backend, rate: float, now: float) -> BackendFigures:

@@ -10,6 +10,9 @@ import argparse
 import asyncio
 import itertools
 import random
+import time
+import uuid
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -36,26 +39,38 @@ AGENTS = ("refactor", "docs-writer", "ci-triage", "mail-sorter", "research", "mi
 CLIENTS = 34
 CODERS = 10  # of them; the others ask the other model
 PROMPT_LETTERS_MAX = 50_000
+VOLATILE: dict[str, Callable[[random.Random], str]] = {  # what stands in their system prompts
+    "ci-triage": lambda _: f"It is {time.strftime('%H:%M:%S')}.",
+    "mail-sorter": lambda dice: f"Request {uuid.UUID(int=dice.getrandbits(128), version=4)}.",
+}
 SENTENCE = "The river runs past the mill and under the old bridge. "
 
 
 async def agent(front: Gateway, number: int) -> None:
     """One conversation after another, turn by turn, until cancelled."""
     dice, model = random.Random(number), CODER if number < CODERS else FLASH
+    name = AGENTS[number % len(AGENTS)]
     async with httpx.AsyncClient(base_url=front.url, trust_env=False, timeout=None) as client:
-        prompt = ""
+        said: list[dict[str, str]] = []
+        role, letters = "", 0
         for turn in itertools.count():
-            if len(prompt) > PROMPT_LETTERS_MAX or not prompt:
-                prompt = f"You are {number}. " + SENTENCE * dice.randrange(20, 300)
-            prompt += f"Turn {turn}. " + SENTENCE * dice.randrange(20, 200)
+            if letters > PROMPT_LETTERS_MAX or not said:
+                role, said = SENTENCE * dice.randrange(20, 300), []
+                session, letters = f"{number}-{turn}", len(role)
+            said.append({"role": "user", "content": f"Turn {turn}. " + SENTENCE * dice.randrange(20, 200)})
+            letters += len(said[-1]["content"])
             headers = {
-                "X-Slotgate-Agent": AGENTS[number % len(AGENTS)],
+                "X-Slotgate-Agent": name,
+                "X-Slotgate-Session": session,
                 "X-Slotgate-Priority": dice.choice(("agent", "agent", "agent", "interactive", "batch")),
             }
-            body = chat(prompt, model=model, max_tokens=dice.randrange(60, 300))
+            news = VOLATILE[name](dice) if name in VOLATILE else ""
+            system = {"role": "system", "content": f"You are {number}. {news} {role}"}
+            body = chat("", messages=[system, *said], model=model, max_tokens=dice.randrange(60, 300))
             async with client.stream("POST", "/v1/chat/completions", json=body, headers=headers) as answer:
                 async for _ in answer.aiter_bytes():
                     pass
+            said.append({"role": "assistant", "content": "It is done."})
             await asyncio.sleep(dice.random() * 4)
 
 
@@ -87,16 +102,16 @@ async def portraits(folder: Path, seconds: float) -> None:
         phone = await stack.enter_async_context(tab(chromium, url, 390, 844, phone=True))
         await asyncio.sleep(6)
         for name, one in (("light", light), ("dark", dark), ("phone", phone)):
-            await shoot(one, folder / f"console-{name}.png")
+            await shoot(one, folder / f"console-{name}.png", whole=one is not phone)
         for task in agents:
             task.cancel()
         await asyncio.wait(agents)
 
 
-async def shoot(one: Tab, file: Path) -> None:
-    """What is seen without scrolling."""
+async def shoot(one: Tab, file: Path, *, whole: bool) -> None:
+    """The page, or what of it is seen without scrolling."""
     assert one.complaints == []
-    await one.page.screenshot(path=file)
+    await one.page.screenshot(path=file, full_page=whole)
 
 
 if __name__ == "__main__":

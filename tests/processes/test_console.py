@@ -18,6 +18,7 @@ from tests.processes.harness import Gateway, RawClient, chat, engine, gateway, u
 
 pytestmark = needs("chromium")
 
+LONG = "the-one-who-reports-every-night-" * 4
 HOSTILE = "<img src=x onerror=alert(1)>"
 SLOTS = 4
 CLIENTS = 7
@@ -32,7 +33,7 @@ async def chromium() -> AsyncIterator[Browser]:
 
 
 @asynccontextmanager
-async def busy(**options: object) -> AsyncIterator[tuple[Gateway, list[RawClient]]]:
+async def busy(clock: str = "", **options: object) -> AsyncIterator[tuple[Gateway, list[RawClient]]]:
     """An engine whose slots are all taken for long: streams that decode, prompts that are read, a queue."""
     defaults = {"slots": SLOTS, "prefill_tps": 200.0, "decode_tps": 20.0, "tokens": 4000}
     async with (
@@ -40,6 +41,8 @@ async def busy(**options: object) -> AsyncIterator[tuple[Gateway, list[RawClient
         gateway(configured(one, routing={"interactive_reserve_slots": 0})) as front,
     ):
         await becomes(front, "b0", "ready")
+        if clock:
+            await clockwork(front, clock)
         clients = []
         for number in range(CLIENTS):
             client = await RawClient.connect(front.url)
@@ -55,6 +58,22 @@ async def busy(**options: object) -> AsyncIterator[tuple[Gateway, list[RawClient
         finally:
             for client in clients:
                 client.close()
+
+
+async def clockwork(front: Gateway, agent: str) -> None:
+    """A conversation whose system prompt tells the time, so that each turn breaks the prefix."""
+    said: list[dict[str, str]] = []
+    for turn in range(3):
+        said.append({"role": "user", "content": f"Is it late? ({turn})"})
+        system = {
+            "role": "system",
+            "content": f"You keep the house. It is 15:0{turn}:07. " + "Be kind. " * 40,
+        }
+        reply = await ask(
+            front, chat("", messages=[system, *said], max_tokens=1), [("X-Slotgate-Agent", agent)]
+        )
+        assert reply.head.status == 200
+        said.append({"role": "assistant", "content": "Hm."})
 
 
 async def words(tab: Tab, selector: str) -> list[str]:
@@ -142,6 +161,23 @@ async def test_what_clients_name_themselves_is_text(chromium: Browser) -> None:
         assert page.complaints == []
 
 
+async def test_it_names_the_agents_that_break_their_prefixes(chromium: Browser) -> None:
+    """What breaks them, where, what it costs and what to change; markup in a name is text."""
+    async with engine(slots=2, tokens=1) as one, gateway(configured(one)) as front:
+        await becomes(front, "b0", "ready")
+        await clockwork(front, HOSTILE)
+        async with tab(chromium, f"{front.admin}/console") as page:
+            await shows(
+                page,
+                "#breaking li",
+                rf"^{re.escape(HOSTILE)} time in messages\[0\].content, byte \d+ "
+                r"\d+ tok read again, [\d.]+ s 2 of 3 turns\. Leave the time out",
+            )
+            assert not await page.page.locator("#no-breaking").is_visible()
+            assert await words(page, "#breaking-note") == [""]
+            assert page.complaints == []
+
+
 async def test_an_idle_gateway_says_so(chromium: Browser) -> None:
     """Free slots, nobody waiting, lines at zero: no figure is made up."""
     async with engine(slots=2) as one, gateway(configured(one)) as front:
@@ -149,6 +185,7 @@ async def test_an_idle_gateway_says_so(chromium: Browser) -> None:
         async with tab(chromium, f"{front.admin}/console") as page:
             await shows(page, "#now-waiting-note", "^nobody$")
             await shows(page, "#no-queue", "^Nobody waits.$")
+            await shows(page, "#no-breaking", "^No prompt has broken one yet.$")
             await shows(page, "#now-ttft", "^\u2013$")
             assert await words(page, ".slot") == ["free", "free"]
             assert page.complaints == []
@@ -291,7 +328,11 @@ async def test_the_token_is_asked_once(chromium: Browser) -> None:
 @pytest.mark.parametrize("width", [320, 390, 768])
 async def test_nothing_is_cut_off_on_a_phone(chromium: Browser, width: int) -> None:
     """No sideways scroll, and buttons that a thumb can hit, with names of any length."""
-    async with busy() as (front, _), tab(chromium, f"{front.admin}/console", width, 800, phone=True) as page:
+    async with (
+        busy(clock=LONG) as (front, _),
+        tab(chromium, f"{front.admin}/console", width, 800, phone=True) as page,
+    ):
+        await page.see("#breaking", LONG)
         await page.see(".slot[data-phase=prefill]", "agent-3")
         await page.see("#queue", "agent-4")
         assert await page.page.evaluate("document.documentElement.scrollWidth") == width
@@ -304,7 +345,11 @@ async def test_nothing_is_cut_off_on_a_phone(chromium: Browser, width: int) -> N
 @pytest.mark.parametrize("dark", [False, True])
 async def test_it_can_be_read_by_day_and_by_night(chromium: Browser, dark: bool) -> None:
     """It follows the system; each text stands out from what is behind it, as WCAG's AA wants: 4.5 to 1."""
-    async with busy() as (front, _), tab(chromium, f"{front.admin}/console", dark=dark) as page:
+    async with (
+        busy(clock=LONG) as (front, _),
+        tab(chromium, f"{front.admin}/console", dark=dark) as page,
+    ):
+        await page.see("#breaking", LONG)
         await page.see(".slot[data-phase=prefill]", "agent-3")
         await page.see("#queue", "agent-4")
         ground = await page.page.evaluate("getComputedStyle(document.body).backgroundColor")

@@ -14,12 +14,16 @@ from starlette.types import Message
 
 from gateway.accounting import Record, TokenSource
 from gateway.admin.events import EVENTS_MAX, LISTENERS_MAX, Events, EventStream, Listener
-from gateway.admin.figures import AGENTS_SHOWN_MAX, Reader, percentile
+from gateway.admin.figures import AGENTS_SHOWN_MAX, BREAKING_SHOWN_MAX, Reader, percentile
 from gateway.admin.history import AGENTS_MAX, OTHERS, STEP_SECONDS, STEPS, TTFTS_MAX, History, Step
+from gateway.admin.page import FOLDER
 from gateway.app import Gateway
 from gateway.engines.base import CHAT
 from gateway.inflight import Phase
-from policies.types import Priority, Source, State, StateChanged
+from policies.differences import Difference
+from policies.stability import Verdict
+from policies.types import Priority, Reason, Source, State, StateChanged
+from policies.volatility import Kind
 from tests.unit.test_admin import TOKEN, a_gateway, connect, served, submit
 
 SHORT = 0.001  # of a tick
@@ -43,6 +47,8 @@ def reader(gateway: Gateway, history: History | None = None) -> Reader:
         gateway.inflights,
         gateway.metrics,
         history or History(clock),
+        gateway.prefixes.findings,
+        gateway.mender,
         gateway.why_not_ready,
         clock,
     )
@@ -416,6 +422,23 @@ async def test_lines_are_rates_percentiles_and_sums(gateway: Gateway) -> None:
     assert (first.requests, first.cached_tokens, first.completion_tokens) == (1, 40, 20)
 
 
+async def test_lines_name_the_agents_that_break_their_prefixes(gateway: Gateway) -> None:
+    """Those that cost most, with what to change; how many there are; none whose prompts only grow."""
+    findings, now = gateway.prefixes.findings, gateway.dispatcher.clock()
+    clock = Difference(Kind.TIME, 1, 12, 34, "messages[0].content", head=True, sure=True)
+    for number in range(BREAKING_SHOWN_MAX + 2):
+        verdict = Verdict(100, clock, 900)
+        findings.add(f"a{number}", verdict, 100 * number, float(number), now)
+    findings.add("grows", Verdict(1000), 0, 0.0, now)
+    lines = reader(gateway).lines()
+    assert lines.breaking_total == BREAKING_SHOWN_MAX + 2
+    assert [view.agent for view in lines.breaking] == [f"a{n}" for n in range(BREAKING_SHOWN_MAX + 1, 1, -1)]
+    (kind,) = lines.breaking[0].kinds
+    assert (kind.kind, kind.path, kind.offset) == ("time", "messages[0].content", 34)
+    assert (kind.breaks, kind.tokens, kind.seconds) == (1, 600, 6.0)
+    assert kind.stabilise == "all"
+
+
 @pytest.mark.parametrize(
     ("values", "share", "expected"),
     [
@@ -456,6 +479,12 @@ async def test_the_page_is_open_and_holds_no_data() -> None:
         ):
             assert (await client.request(method, path)).status_code == 401, (method, path)
     await gateway.fleet.close()
+
+
+def test_the_page_has_words_for_every_reason_to_wait() -> None:
+    """None is shown by the name that the code has for it."""
+    words = (FOLDER / "queue.js").read_text()
+    assert [reason for reason in Reason if f'\n  {reason}: "' not in words] == []
 
 
 async def test_what_comes_without_a_token_is_the_page_only(gateway: Gateway) -> None:

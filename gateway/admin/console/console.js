@@ -2,6 +2,7 @@
 
 import { Agents } from "./agents.js";
 import { Backends } from "./backends.js";
+import { Breaking } from "./breaking.js";
 import { Chart, Steps } from "./charts.js";
 import { attribute, byId, element, text } from "./elements.js";
 import { Queue } from "./queue.js";
@@ -15,6 +16,7 @@ const COLOURS = 8; // of lines; more backends take them in turn
 const backends = new Backends(byId("backends"), steer);
 const queue = new Queue();
 const agents = new Agents();
+const breaking = new Breaking();
 const steps = new Steps();
 const ttftChart = new Chart(byId("ttft-chart"), duration);
 const rateChart = new Chart(byId("rate-chart"), rate);
@@ -51,6 +53,7 @@ function figures(now) {
 function lines(told) {
   steps.take(told);
   agents.show(told.agents);
+  breaking.show(told);
   ttftChart.show([
     { name: "median", className: "c0", values: steps.values((step) => step.ttft_p50) },
     { name: "95th percentile", className: "c1", values: steps.values((step) => step.ttft_p95) },
@@ -91,7 +94,7 @@ function tiles(now) {
   const waiting = count(Object.values(now.waiting).reduce((total, number) => total + number, 0));
   text(byId("now-waiting"), waiting);
   const { oldest_seconds: oldest } = now;
-  text(byId("now-waiting-note"), oldest === null ? "nobody" : `the oldest one for ${age(oldest)}`);
+  text(byId("now-waiting-note"), oldest === null ? "nobody" : `the oldest for ${age(oldest)}`);
   text(byId("now-rate"), `${rate(now.backends.reduce((total, one) => total + one.tokens_per_second, 0))} tok/s`);
   document.title = oldest === null ? "slotgate" : `${waiting} waiting · slotgate`;
 }

@@ -11,6 +11,7 @@ const REASONS = {
   kv_budget: "no memory left",
   prefill_gate: "long prompt ahead",
   interactive_reserve: "kept for people",
+  hold: "better elsewhere than",
   standby: "stands by",
 };
 
