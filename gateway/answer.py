@@ -99,15 +99,22 @@ class StreamedAnswer:
             return b""
         data = data_of(event)
         if data == b"[DONE]":
-            self.done = True
-            return self._released(event)
+            return self._marker(event)
         chunk = object_of(data) if data is not None else None
         if chunk is None:  # a comment, or a line that is no JSON
             return event if self.first_token else b""
         if (error := self._route.failure(chunk)) is not None:
-            self.error, self.told = error, self.committed
+            self.error, self.told = error, self.committed and self._route.tells(chunk)
             return event if self.told else b""
         return self._chunk(chunk, event)
+
+    def _marker(self, event: bytes) -> bytes:
+        """`[DONE]`; behind nothing at all it would mark an empty success."""
+        if not self.committed:
+            self.error = {"type": "no answer"}
+            return b""
+        self.done = True
+        return self._released(event)
 
     def _chunk(self, chunk: dict[str, Any], event: bytes) -> bytes:
         usage = self._route.usage(chunk)

@@ -167,7 +167,7 @@ class Attempt:
         splitter = EventSplitter()
         passed = b""
         try:
-            while not answer.over and (data := await read_on(exchange, answer)):
+            while not answer.over and (data := await read_on(exchange, answer, live)):
                 passed = answer.take(splitter.feed(data))
                 now = self._clock()
                 if passed and not answer.done:
@@ -187,7 +187,7 @@ class Attempt:
         answer = StreamedAnswer(route, wants_usage=True, assembly=assembly)
         splitter = EventSplitter()
         try:
-            while not answer.over and (data := await read_on(self._exchange, answer)):
+            while not answer.over and (data := await read_on(self._exchange, answer, self._live)):
                 answer.take(splitter.feed(data))
                 self._note(answer, self._clock())
         finally:
@@ -356,12 +356,17 @@ class Attempt:
         )
 
 
-async def read_on(exchange: Exchange, answer: StreamedAnswer) -> bytes:
-    """The next bytes; b"" at the end. A connection that breaks behind the finish_reason has told all."""
+async def read_on(exchange: Exchange, answer: StreamedAnswer, live: Inflight) -> bytes:
+    """The next bytes; b"" at the end. A connection that breaks or stalls behind the finish_reason has told
+    all: who has the whole answer need not ask for it again."""
     try:
         return await exchange.read()
     except ConnectionLost:
         if answer.finished:
+            return b""
+        raise
+    except asyncio.CancelledError:
+        if answer.finished and live.forgive_silence():
             return b""
         raise
 

@@ -69,6 +69,14 @@ class Inflight:
             self.failure = failure
             self.task.cancel()
 
+    def forgive_silence(self) -> bool:
+        """Take an interruption back that was for silence alone; whether it was."""
+        if self.task is None or not isinstance(self.failure, errors.IdleTimeout):
+            return False
+        self.failure, self.idle_seconds_max = None, float("inf")
+        self.task.uncancel()
+        return True
+
     def enter(self, phase: Phase, now: float, *, whole: bool = False) -> None:
         """The request is in another phase from now on."""
         self.phase, self.phase_since, self.progress_at, self.whole = phase, now, now, whole
@@ -122,12 +130,16 @@ class Inflights:
         clock: Callable[[], float],
     ) -> None:
         self.by_id: dict[str, Inflight] = {}
-        self._heartbeat = heartbeat  # its mode
-        self._heartbeat_seconds = heartbeat_seconds
+        self.follow(heartbeat, heartbeat_seconds)
         self._may_beat = may_beat
         self._clock = clock
         self._empty = asyncio.Event()
         self._empty.set()
+
+    def follow(self, heartbeat: str, heartbeat_seconds: float) -> None:
+        """Send heartbeats of this mode, after so much silence, from now on."""
+        self._heartbeat = heartbeat
+        self._heartbeat_seconds = heartbeat_seconds
 
     def serve(self, live: Inflight) -> _Serving:
         """Serve this request inside `with`, so that an interruption becomes its failure."""

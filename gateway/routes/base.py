@@ -86,6 +86,10 @@ class Route:
             return error if isinstance(error, dict) else {"message": str(error)}
         return None
 
+    def tells(self, chunk: dict[str, Any]) -> bool:
+        """Whether clients know such an event for an error; any other they take for a token without text."""
+        return isinstance(chunk.get("error"), dict)
+
     def assembly(self) -> Assembly:
         """The answer that a stream would have been."""
         raise NotImplementedError(f"{self.path} has no streams")

@@ -42,8 +42,8 @@ class Choices(Route):
     ending = DONE
 
     def is_answer(self, document: dict[str, Any]) -> bool:
-        """An answer has choices, and the engine did not give it up."""
-        return isinstance(document.get("choices"), list) and self.seen(document) is not ABORTED
+        """An answer has a choice, and the engine did not give it up."""
+        return bool(_choices(document)) and self.seen(document) is not ABORTED
 
     def usage(self, chunk: Mapping[str, object]) -> Usage | None:
         """`usage`, else llama.cpp's `timings`."""

@@ -81,6 +81,10 @@ class Responses(Route):
             return dict(table_of(table_of(chunk, "response"), "error")) or {"type": "failed"}
         return super().failure(chunk) or (chunk if chunk.get("type") == "error" else None)
 
+    def tells(self, chunk: dict[str, Any]) -> bool:
+        """The events of this protocol that say so."""
+        return chunk.get("type") in ("error", "response.failed") or super().tells(chunk)
+
     def assembly(self) -> ResponseAssembly:
         """A response."""
         return ResponseAssembly()

@@ -83,6 +83,14 @@ def test_an_answer_without_a_token_is_an_answer() -> None:
     assert answer.end() == DONE
 
 
+def test_an_end_behind_nothing_is_no_answer() -> None:
+    """An empty success would be taken for one."""
+    for stream in (DONE, ROLE + DONE):
+        answer, got = answered(stream)
+        assert (got, answer.done, answer.end()) == (b"", False, b"")
+        assert answer.error is not None
+
+
 def test_nothing_passes_after_done() -> None:
     """A second [DONE], comments and text behind the first are dropped."""
     assert answered(HELLO + FINISH + DONE + DONE, b": late\n\n")[1] == HELLO + FINISH + DONE
@@ -95,13 +103,19 @@ def test_a_missing_done_is_added_only_after_a_finish() -> None:
     assert answered(HELLO + FINISH + DONE)[0].end() == b""
 
 
-@pytest.mark.parametrize("error", [{"error": {"message": "m"}}, {"object": "error"}, {"detail": "d"}])
+ERRORS = [{"error": {"message": "m"}}, {"error": "m"}, {"object": "error"}, {"detail": "d"}]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=json.dumps)
 def test_an_error_event_ends_the_answer_without_done(error: dict[str, Any]) -> None:
-    """Each shape of error event is found; the [DONE] that vLLM sends behind it is swallowed."""
+    """Each shape of error event is found, and passes if clients know it for one; the [DONE] that vLLM sends
+    behind it is swallowed."""
     failing = b"data: " + json.dumps(error).encode() + b"\n\n"
+    known = error is ERRORS[0]
     answer, got = answered(HELLO + failing + DONE)
-    assert got == HELLO + failing
+    assert got == (HELLO + failing if known else HELLO)
     assert answer.error is not None
+    assert answer.told is known
     assert answer.end() == b""
     assert answered(failing)[1] == b""
 

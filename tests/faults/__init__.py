@@ -1,0 +1,1 @@
+"""Engines and connections that fail in every way there is, and what the gateway makes of them."""
