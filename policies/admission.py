@@ -104,21 +104,22 @@ class Admission:
         self.backends[lease.backend].turn(now)
         return self._dispatch(now)
 
-    def not_started(self, call: Call, now: float, pause_seconds: float = 0.0) -> list[Decision]:
-        """The engine provably did not begin: the call returns to its place in the queue (with its
-        prompt counted, if the engine did that), the backend is left alone for a while."""
+    def not_started(
+        self, call: Call, now: float, pause_seconds: float = 0.0, since: float | None = None
+    ) -> list[Decision]:
+        """The engine provably did not begin: the call returns to its place in the queue (with its prompt
+        counted, if it did that; waiting `since` then, if it was not asked), the backend has a pause."""
         lease = self._leases.get(call.id)
         if lease is None:
             return []
         backend = self.backends[lease.backend]
         backend.paused_until = max(backend.paused_until, now + pause_seconds)
         decisions = self._release(lease, now)
-        self.queue.put(Waiting(call, now), now)
+        self.queue.put(Waiting(call, now if since is None else since), now)
         return decisions + self._dispatch(now)
 
     def leave(self, id: str, now: float) -> list[Decision]:
-        """The client left. A waiting call is forgotten; a running one holds its slot until
-        `finish`, since a closed connection is not yet a free slot."""
+        """The client left: a waiting call is forgotten, a running one holds its slot until `finish`."""
         lease = self._leases.get(id)
         if lease is None:
             return self.finish(id, now)
@@ -216,9 +217,9 @@ class Admission:
         self.backends[name].routes = routes
         return self._dispatch(now)
 
-    def observe(self, name: str, foreign: int, now: float) -> list[Decision]:
-        """The engine also works on this many requests that are not ours."""
-        self.backends[name].foreign = foreign
+    def observe(self, name: str, foreign: int, now: float, withheld: int = 0) -> list[Decision]:
+        """The engine also works on so many requests that are not ours, and free slots are for others."""
+        self.backends[name].foreign, self.backends[name].withheld = foreign, withheld
         self.backends[name].turn(now)
         return self._dispatch(now)
 

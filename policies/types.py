@@ -195,6 +195,7 @@ class Backend:
     models: frozenset[str] | None = None  # None: not known yet
     routes: frozenset[str] = frozenset()
     foreign: int = 0  # requests at the engine that are not ours
+    withheld: int = 0  # free slots that are not to be given now: others are first in line for them
     paused_until: float = 0.0
     changes: int = 0  # of what runs there, and so of what its cache holds
     last_grant: int = 0  # serial number, so that ties rotate
@@ -234,7 +235,7 @@ class Backend:
     @property
     def free(self) -> int:
         """Slots that a call could take now; 0 while the engine holds more than it has."""
-        return max(0, self.slots - len(self.leases) - self.foreign)
+        return max(0, self.slots - len(self.leases) - self.foreign - self.withheld)
 
     @property
     def in_use(self) -> int:

@@ -60,7 +60,9 @@ class MissingDispatch(Admission):
 class ForgetfulAdmission(Admission):
     """Lets a call that returns to the queue fall through."""
 
-    def not_started(self, call: Call, now: float, pause_seconds: float = 0.0) -> list[Decision]:
+    def not_started(
+        self, call: Call, now: float, pause_seconds: float = 0.0, since: float | None = None
+    ) -> list[Decision]:
         return self.finish(call.id, now)
 
 

@@ -441,6 +441,26 @@ def test_more_slots_start_more_calls_at_once() -> None:
     assert granted(decisions) == {"1": "backend", "2": "backend"}
 
 
+def test_slots_that_are_withheld_are_not_given() -> None:
+    """They are free, and for others; as soon as they are not any more, who waits here has them."""
+    admission = an_admission(a_backend(slots=2))
+    admission.observe("backend", 0, 0.0, withheld=1)
+    assert granted(admission.submit(a_call("a"), 0.0)) == {"a": "backend"}
+    assert admission.submit(a_call("b"), 0.0) == []
+    assert granted(admission.observe("backend", 0, 1.0)) == {"b": "backend"}
+
+
+def test_a_call_that_was_not_even_sent_has_waited_all_the_time() -> None:
+    """Its limit counts from when it came to wait, not from the slot that it did not get."""
+    admission = an_admission(a_backend(), wait_seconds_max=10.0)
+    call = a_call()
+    admission.submit(call, 0.0)
+    admission.backends["backend"].withheld = 1
+    admission.not_started(call, 8.0, since=0.0)
+    assert rejected(admission.tick(9.9)) == {}
+    assert rejected(admission.tick(10.0)).keys() == {"call"}
+
+
 def test_foreign_load_that_ends_frees_its_slots() -> None:
     """Somebody else used the engine; now it is ours."""
     admission = an_admission(a_backend(slots=2))
