@@ -53,4 +53,5 @@ def states(gateway: Gateway, name: str, *but: str) -> list[str]:
     begin = f"{name} is "
     known = ("starting", "warming", "ready", "draining", "drained", "ejected", "down")
     words = [message.removeprefix(begin).partition(":")[0] for message in messages if begin in message]
-    return [word for word, _ in itertools.groupby(word for word in words if word in known and word not in but)]
+    walk = (word for word in words if word in known and word not in but)
+    return [state for state, _ in itertools.groupby(walk)]
