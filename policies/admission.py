@@ -45,8 +45,8 @@ class Admission:
         self.limits = limits
         self.backends: dict[str, Backend] = {}
         self.queue = Queue(limits)
-        self._placement = Placement(limits, self.backends)
-        self.gate_waits = self._placement.gate_waits  # by backend
+        self._placement = placement = Placement(limits, self.backends)
+        self.gate_waits, self.interactive_seen = placement.gate_waits, placement.interactive_seen
         self.ejections: Counter[tuple[str, str]] = Counter()  # by backend and reason
         self._leases: dict[str, Lease] = {}  # by call id
         self._grants = 0

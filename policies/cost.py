@@ -52,6 +52,12 @@ def cost(call: Call, backend: Backend) -> Cost:
     return Cost(cached, prefill, decode, harm, risk)
 
 
+def seconds_behind(call: Call, backend: Backend, price: Cost, ahead_seconds: float) -> float:
+    """What the call costs there, if its prompt is read after so long."""
+    first = ahead_seconds + price.prefill_seconds + backend.service.first_token_seconds
+    return WEIGHTS[call.priority] * first + price.decode_seconds + price.harm_seconds + price.risk_seconds
+
+
 def cached_tokens(call: Call, backend: Backend) -> int:
     """Tokens of the prompt that the backend's cache probably holds.
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from policies import filters, order
-from policies.cost import WEIGHTS, Cost, cost
+from policies.cost import Cost, cost, seconds_behind
 from policies.forecast import Booking, Forecast
 from policies.tiers import Tiers, levels, tiers
 from policies.types import Backend, Call, Limits, Priority, Reason, Refusal, Rejected, State
@@ -188,7 +188,7 @@ class Placement:
                 continue
             startable.append(backend)
             ahead = self._forecast(backend, now).reading if backend.prefilling else 0.0
-            offer = Offer(_seconds(call, backend, price, ahead), backend.last_grant, backend, price)
+            offer = Offer(seconds_behind(call, backend, price, ahead), backend.last_grant, backend, price)
             if _better(offer, best):
                 best, second = offer, best
             elif _better(offer, second):
@@ -196,12 +196,12 @@ class Placement:
         start = best  # the best of those that can take it
         for backend in full:
             price = _price(waiting, backend)
-            if start is not None and _seconds(call, backend, price, 0.0) >= HOLD_SHARE * start.seconds:
+            if start is not None and seconds_behind(call, backend, price, 0.0) >= HOLD_SHARE * start.seconds:
                 continue  # not worth any wait
             reserved = filters.reserved_slots(call, backend, limits, overdue=overdue) if seen else 0
             forecast = self._forecast(backend, now)
             wait = max(WAIT_SECONDS_MIN, forecast.wait(reserved, long=self._long(price)))
-            seconds = _seconds(call, backend, price, max(wait, forecast.booked))
+            seconds = seconds_behind(call, backend, price, max(wait, forecast.booked))
             offer = Offer(seconds, backend.last_grant, backend, price, wait, reserved)
             if _better(offer, best):
                 best, second = offer, best
@@ -250,12 +250,6 @@ class Placement:
 
 def _better(offer: Offer, than: Offer | None) -> bool:
     return than is None or offer[:2] < than[:2]
-
-
-def _seconds(call: Call, backend: Backend, price: Cost, ahead_seconds: float) -> float:
-    """What the call costs there, if its prompt is read after so long."""
-    first = ahead_seconds + price.prefill_seconds + backend.service.first_token_seconds
-    return WEIGHTS[call.priority] * first + price.decode_seconds + price.harm_seconds + price.risk_seconds
 
 
 def _price(waiting: Waiting, backend: Backend) -> Cost:

@@ -9,7 +9,7 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import asdict
-from itertools import chain, islice
+from itertools import chain
 
 from pydantic import BaseModel, Field
 
@@ -22,6 +22,7 @@ from gateway.mender import Mender
 from gateway.metrics import Metrics
 from policies.admission import Admission
 from policies.findings import Findings
+from policies.foresight import starts
 from policies.types import Backend, Lease, Priority
 
 QUEUE_SHOWN_MAX = 50  # the reasons of each cost some 30 us of the loop's time
@@ -129,6 +130,7 @@ class Reader:
         now, admission, rates = self._clock(), self._admission, self._metrics.output_rates()
         queue, backends = admission.queue, admission.backends.values()
         lengths, reason = queue.lengths(), self._why_not_ready()
+        shown = queue.ordered(now)[:QUEUE_SHOWN_MAX]
         return Figures(
             at=round(time.time(), 1),
             ready=not reason,
@@ -137,8 +139,8 @@ class Reader:
             waiting={priority.label: lengths[priority] for priority in Priority},
             oldest_seconds=max((round(now - waiting.call.arrived, 3) for waiting in queue), default=None),
             queue=[
-                waiting_view(waiting, queue.predicted_wait(position), backends, admission.limits, now)
-                for position, waiting in enumerate(islice(queue.ordered(now), QUEUE_SHOWN_MAX))
+                waiting_view(waiting, start, backends, admission.limits, now)
+                for waiting, start in zip(shown, starts(shown, admission, now), strict=True)
             ],
         )
 

@@ -28,6 +28,7 @@ from gateway.api import answer_errors, exposition
 from gateway.auth import AdminGuard
 from gateway.inflight import Phase
 from gateway.usage import Account, By
+from policies.foresight import starts
 from policies.types import Backend
 
 if TYPE_CHECKING:
@@ -85,9 +86,10 @@ def admin_app(gateway: Gateway, guard: AdminGuard) -> FastAPI:
     @app.get("/admin/queue")
     async def queue() -> list[WaitingView]:
         now, everywhere = clock(), admission.backends.values()
+        calls = admission.queue.ordered(now)
         return [
-            waiting_view(waiting, admission.queue.predicted_wait(position), everywhere, admission.limits, now)
-            for position, waiting in enumerate(admission.queue.ordered(now))
+            waiting_view(waiting, start, everywhere, admission.limits, now)
+            for waiting, start in zip(calls, starts(calls, admission, now), strict=True)
         ]
 
     @app.get("/admin/requests")

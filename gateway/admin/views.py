@@ -103,7 +103,7 @@ class WaitingView(BaseModel):
     agent: str
     model: str
     age_seconds: float
-    predicted_start_seconds: float | None = Field(description="from now; null: nothing measured yet")
+    predicted_start_seconds: float | None = Field(description="from now; null: nothing runs that could make room")
     prompt_tokens: int
     why: dict[str, Reason] = Field(description="why it does not start, by backend")
 

@@ -103,7 +103,7 @@ async def test_it_shows_slots_queue_lines_and_agents_under_load(chromium: Browse
         await shows(page, ".slot[data-phase=decode]", r"^agent-1 \d+ s \d+ tok · \d+(\.\d)?/s interactive$")
         await shows(page, ".slot[data-phase=prefill]", r"^agent-3 \d+ s reads \d+ % of [\d.]+k agent$")
         await shows(
-            page, "#queue tr", r"^1 agent-4 agent fake-model [\d.]+k \d+ s not known no free slot: b0$"
+            page, "#queue tr", r"^1 agent-4 agent fake-model [\d.]+k \d+ s [\d.:]+ (s|min) no free slot: b0$"
         )
         await shows(page, "#now-slots", f"^{SLOTS} of {SLOTS}$")
         await shows(page, "#now-waiting", f"^{CLIENTS - SLOTS}$")
