@@ -121,6 +121,7 @@ def call_of(
         output_tokens_max=request.output_tokens_max,
         outputs=outputs.of(request.model, record.priority, thread),
         chain=chain,
+        inside=request.inside(chain),
         body_bytes=len(request.body),
         start_by=start_by(headers, record.arrived, heartbeats=heartbeats),
         targets=alias.targets if alias is not None else (),

@@ -18,7 +18,7 @@ from gateway.errors import InvalidRequest
 from gateway.json_spans import Span, decode, members, read, string
 from gateway.routes.base import Route
 from gateway.routes.prompt import Part, piece
-from policies.prefix import Link
+from policies.prefix import INSIDE_BYTES_MIN, Link, inside
 
 OUTPUT_TOKENS_MAX = 2**31 - 1  # a larger limit is none, and so is llama.cpp's -1
 
@@ -62,6 +62,13 @@ class Request:
             end_bytes += size
             links.append(Link(digest, end_bytes))
         return tuple(links)
+
+    def inside(self, chain: tuple[Link, ...]) -> tuple[Link, ...]:
+        """Places inside the last message, where that is long and all text."""
+        if len(chain) < 2 or self.parts[-1].size < INSIDE_BYTES_MIN:
+            return ()
+        text = self.parts[-1].kept(self.body)
+        return inside(xxhash.xxh3_64_intdigest, text, chain[-2]) if len(text) == self.parts[-1].size else ()
 
     def edited(
         self,

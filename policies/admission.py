@@ -345,7 +345,7 @@ class Admission:
             lease.held_seconds = waiting.held(now)
         if not backend.prefilling and not backend.foreign:
             lease.work.alone, lease.work.begun = True, now
-        lease.work.booking = backend.shadow.book(call.chain, call.prompt_tokens)
+        lease.work.booking = backend.shadow.book(call.chain, call.prompt_tokens, call.inside)
         self._leases[call.id] = backend.leases[call.id] = lease
         backend.held_tokens += lease.tokens
         backend.reads(lease)
@@ -379,6 +379,7 @@ class Admission:
     def _anew(self, backend: Backend) -> None:
         backend.shadow.clear()
         backend.calibration.restarted()
+        backend.service = backend.calibration.model
 
     def _others_ready(self, backend: Backend) -> bool:
         """Whether each model of this backend has another one that is ready."""

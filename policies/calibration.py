@@ -51,6 +51,7 @@ class Calibration:
         self._efficiency = Middle(prior.cache_efficiency)
         self._lengths: set[int] = set()  # powers of four of uncached tokens that were seen since the start
         self._reports = self._divisor = 0  # numbers of cached tokens that were told; what divides them all
+        self.found_less = self.found_more = 0  # prompts of which much less, or more, was cached than believed
 
     @property
     def samples(self) -> int:
@@ -111,12 +112,13 @@ class Calibration:
         if cached_tokens > 0:
             self._divisor = gcd(self._divisor, cached_tokens)
             self._reports += 1
-            if self._reports >= FIRST_SAMPLES and self._divisor <= BLOCK_TOKENS_MAX:
+            known = self._reports >= FIRST_SAMPLES and self._divisor <= BLOCK_TOKENS_MAX
+            if known and self._divisor != self.model.cache_block_tokens:
                 self.model = replace(self.model, cache_block_tokens=self._divisor)
-        if matched_tokens < MATCHED_MIN:
-            return None
         block = self.model.cache_block_tokens
-        return self._found(cached_tokens / max(block, matched_tokens // block * block))
+        if matched_tokens < max(MATCHED_MIN, block):  # less than a block is never found
+            return None
+        return self._found(cached_tokens / (matched_tokens // block * block))
 
     def found_by(self, prompt_tokens: int, matched_tokens: int, seconds: float) -> float | None:
         """Of an engine that does not tell what it found, the time to the first token tells the share; None
@@ -136,9 +138,12 @@ class Calibration:
         self.error_ratio = off if known is None else known + ERROR_WEIGHT * (min(off, 10.0) - known)
 
     def restarted(self) -> None:
-        """Another process, perhaps with other settings: the rates are a guess again, though the best one."""
-        for learnt in (self._prefill, self._decode, self._starved, self._efficiency):
+        """Another process, perhaps with other settings: the rates are a guess again, though the best one.
+        What its cache finds follows from settings alone, and is that of its kind again."""
+        for learnt in (self._prefill, self._decode, self._starved):
             learnt.doubt()
+        self._efficiency = Middle(self.prior.cache_efficiency)
+        self.model = replace(self.model, cache_efficiency=self._efficiency.value)
         self._lengths.clear()
         self._reports = self._divisor = 0
         self.error_ratio = None
@@ -146,7 +151,8 @@ class Calibration:
     def _found(self, share: float) -> float:
         share = min(max(share, 0.0), 1.0)
         self._efficiency.learn(share)
-        self.model = replace(self.model, cache_efficiency=self._efficiency.value)
+        if self._efficiency.value != self.model.cache_efficiency:
+            self.model = replace(self.model, cache_efficiency=self._efficiency.value)
         return share
 
 

@@ -45,7 +45,7 @@ def cost(call: Call, backend: Backend) -> Cost:
         decoding = max(0, others - len(backend.prefilling))
         rate = service.starved_tokens_per_second * service.token_seconds(max(1, decoding))
         harm = prefill * decoding * max(0.0, 1 - rate) + output * service.decode_step_seconds * others
-    if displaced := backend.shadow.displaced_tokens(call.chain):
+    if displaced := backend.shadow.displaced_tokens(call.chain, call.inside):
         harm += RETURN_SHARE * service.prefill_seconds(displaced)
     failures = backend.ejection.failures
     risk = min(1.0, failures / FAILURES_IN_A_ROW) * (prefill + decode) if failures else 0.0
@@ -67,7 +67,7 @@ def cached_tokens(call: Call, backend: Backend) -> int:
     if not call.chain:
         return 0
     whole = call.chain[-1].end_bytes
-    matched = backend.shadow.matched_bytes(call.chain)
+    matched = backend.shadow.matched_bytes(call.chain, call.inside)
     if not whole or not matched:
         return 0
     return min(call.prompt_tokens - 1, backend.service.found(call.prompt_tokens * matched // whole))

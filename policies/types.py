@@ -99,6 +99,7 @@ class Call:
     output_tokens_max: int | None = None
     outputs: OutputTokens = UNKNOWN  # how long answers of its class are
     chain: tuple[Link, ...] = ()  # message-hash chain of the prompt; its last link ends the prompt
+    inside: tuple[Link, ...] = ()  # places inside its last message
     body_bytes: int = 0
     start_by: float | None = None  # a client that cannot wait longer than this
     targets: tuple[str, ...] = ()  # models that may serve it, an alias's; empty: `model` itself

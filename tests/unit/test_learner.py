@@ -237,13 +237,15 @@ def test_a_backend_that_has_left_teaches_nothing() -> None:
 
 
 def test_a_restart_keeps_the_rates_as_a_guess() -> None:
-    """And the cache is empty."""
+    """And the cache is empty; what of it is found is to be seen anew."""
     stage = Stage()
     for turn in range(30):
         stage.serve(100 + 97 * turn, 20, chain=a_chain(1, turn + 2))
     known = stage.backend.service
+    assert known.cache_efficiency == 0.0
     stage.admission.restarted("backend")
-    assert stage.backend.service == known and stage.backend.calibration.samples == 0
+    assert stage.backend.service == replace(known, cache_efficiency=1.0)
+    assert stage.backend.calibration.samples == 0
     assert stage.backend.shadow.matched_bytes(a_chain(1)) == 0
 
 

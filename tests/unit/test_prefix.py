@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.prefix import Chain, PrefixShadow
+from policies.prefix import Booking, Chain, Link, PrefixShadow, inside
+from policies.shadows import SHADOWS
 from tests.unit.fleet import a_chain
 
 
@@ -108,7 +111,8 @@ def test_a_booking_tells_what_was_believed() -> None:
     """How much was expected from the cache, and how long ago that was used."""
     shadow = PrefixShadow(sequences_max=3)
     first, second, third = shadow.book(a_chain(1)), shadow.book(a_chain(2)), shadow.book(a_chain(1, 3))
-    assert (first.matched_bytes, second.matched_bytes, third) == (0, 0, (1000, 1))
+    assert (first.matched_bytes, second.matched_bytes) == (0, 0)
+    assert third == Booking(matched_bytes=1000, used=1, depth=2)
 
 
 def test_what_is_evicted_takes_all_older_ones_with_it() -> None:
@@ -139,6 +143,55 @@ def test_two_live_requests_of_one_conversation_have_two_slots() -> None:
     shadow.ended(a_chain(1, 2, 3))
     served(shadow, a_chain(1, 2, 3, 4))
     assert shadow.matched_bytes(a_chain(1, 2, 3, 4)) == 4000
+
+
+# -- inside the last message -----------------------------------------------------------------------
+
+DOCUMENT = b"a word of a long document " * 2500
+HEAD = Link(7, 500)
+
+
+def asking(what: bytes, document: bytes = DOCUMENT) -> tuple[Chain, Chain]:
+    """A prompt that asks something of the document, and the places inside its last message."""
+    text = document + what
+    last = Link(xxhash.xxh3_64_intdigest(text, HEAD.digest), HEAD.end_bytes + len(text))
+    return (HEAD, last), inside(xxhash.xxh3_64_intdigest, text, HEAD)
+
+
+def test_places_inside_a_message_do_not_depend_on_its_end() -> None:
+    """Two of them share all places before their first difference, of which the last is near it."""
+    (_, one), (_, other) = asking(b"Who wrote it?"), asking(b"What is the third sentence?" * 200)
+    assert set(one) == set(one) & set(other)
+    assert one[0].end_bytes == HEAD.end_bytes + 256
+    assert 0.88 * len(DOCUMENT) < one[-1].end_bytes <= HEAD.end_bytes + len(DOCUMENT)
+    _, changed = asking(b"", DOCUMENT[:5000] + b"!" + DOCUMENT[5000:])
+    shared = [link for link in changed if link in one]
+    assert 4500 < shared[-1].end_bytes - HEAD.end_bytes <= 5000
+    assert len(one) < 60
+
+
+def test_a_short_message_has_no_places() -> None:
+    """Reading it again costs nothing that anybody could measure."""
+    assert inside(xxhash.xxh3_64_intdigest, b"x" * 1023, HEAD) == ()
+
+
+@pytest.mark.parametrize("kind", SHADOWS)
+def test_a_document_is_there_for_another_question(kind: str) -> None:
+    """For the other conversation, and for the same one asked again; while the first one has grown, too."""
+    shadow = SHADOWS[kind]()
+    shadow.resize(4, None)
+    (chain, places), (again, others) = asking(b"Who wrote it?"), asking(b"When?")
+    shadow.book(chain, 16_000, places)
+    shadow.ended(chain)
+    assert shadow.matched_bytes(again) == HEAD.end_bytes
+    assert shadow.matched_bytes(again, others) == others[-1].end_bytes > 50_000
+    grown = (*chain, Link(8, chain[-1].end_bytes + 100), Link(9, chain[-1].end_bytes + 200))
+    shadow.book(grown, 16_100)
+    shadow.ended(grown)
+    assert shadow.matched_bytes(again, others) == others[-1].end_bytes
+    assert shadow.book(again, 16_000, others).matched_bytes == others[-1].end_bytes
+    shadow.clear()
+    assert shadow.matched_bytes(again, others) == 0
 
 
 # -- an engine that does not copy between slots ------------------------------------------------------
@@ -172,14 +225,15 @@ def test_banks_are_copied() -> None:
 # -- whatever happens --------------------------------------------------------------------------------
 
 PROMPTS = [a_chain(*path) for path in [(1,), (1, 2), (1, 2, 3), (1, 2, 4), (1, 5), (6,), (6, 7), (8, 9, 10)]]
-STEPS = st.lists(st.tuples(st.sampled_from(["book", "end", "miss", "clear"]), st.sampled_from(PROMPTS)))
+DEEDS = ["book", "end", "miss", "surpass", "clear"]
+STEPS = st.lists(st.tuples(st.sampled_from(DEEDS), st.sampled_from(PROMPTS)))
 
 
 @given(st.integers(0, 4), st.booleans(), STEPS)
-def test_holds_no_more_than_slots_and_only_what_was_booked(
+def test_holds_no_more_than_its_room_and_only_what_was_booked(
     slots: int, copies: bool, steps: list[tuple[str, Chain]]
 ) -> None:
-    """Requests that overlap, end twice or never: the count stays within the slots, and a match is a prefix
+    """Requests that overlap, end twice or never: the count stays within the room, and a match is a prefix
     of something that was booked since the last restart."""
     shadow = PrefixShadow(slots, copies=copies)
     booked: set[int] = set()
@@ -193,10 +247,14 @@ def test_holds_no_more_than_slots_and_only_what_was_booked(
         elif what == "miss":
             shadow.missed(shadow.book(chain))
             booked.update(link.digest for link in chain)
+        elif what == "surpass":
+            shadow.surpassed(shadow.book(chain))
+            booked.update(link.digest for link in chain)
         else:
             shadow.clear()
             booked.clear()
-        assert len(shadow) <= slots
+        assert len(shadow) <= max(slots, shadow.room)
+        assert {id(one) for one in shadow._past.values()}.isdisjoint(map(id, shadow._sequences.values()))
         for prompt in PROMPTS:
             known = sum(link.digest in booked for link in prompt) + 1  # and an answer
             assert shadow.matched_bytes(prompt) <= 1000 * known

@@ -458,6 +458,23 @@ def test_a_change_breaks_the_chain_from_there_on() -> None:
     assert not set(digests(agent(messages))[1:]) & set(plain)
 
 
+def test_a_long_last_message_has_places_inside() -> None:
+    """In order, between the link before it and its own; the next turn does not have them. A short message,
+    an image, and a prompt without text have none."""
+    messages = [*conversation()[:1], {"role": "user", "content": "päivää " * 1000}]
+    request = agent(messages)
+    chain = request.chain()
+    places = request.inside(chain)
+    ends = [chain[1].end_bytes, *(link.end_bytes for link in places), chain[2].end_bytes]
+    assert len(places) > 20 and ends == sorted(set(ends))
+    other = agent([messages[0], {"role": "user", "content": "päivää " * 1000 + "?"}])
+    assert other.inside(other.chain())[: len(places) - 1] == places[:-1]
+    assert agent([{"role": "user", "content": "Hi"}]).inside(chain) == request.inside(()) == ()
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 100_000}}
+    pictured = agent([{"role": "user", "content": [image]}])
+    assert pictured.inside(pictured.chain()) == ()
+
+
 def test_links_end_where_the_prompt_does() -> None:
     """Sizes add up to tools and messages, and the last link ends the prompt."""
     messages = conversation()
