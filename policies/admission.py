@@ -187,7 +187,7 @@ class Admission:
         takes effect as requests end."""
         backend = self.backends[name]
         if backend.context_tokens not in (None, context_tokens):  # only another process has another context
-            self._anew(backend)
+            backend.restarted()
         backend.slots, backend.slots_source = slots, source
         backend.context_tokens, backend.kv_tokens = context_tokens, kv_tokens
         backend.shadow.resize(slots, kv_tokens)
@@ -248,7 +248,7 @@ class Admission:
     def restarted(self, name: str) -> None:
         """The engine is a new process: its cache is empty, its speed is to be learnt anew, its failures are
         the old one's."""
-        self._anew(self.backends[name])
+        self.backends[name].restarted()
         self.backends[name].ejection.succeeded()
 
     # -- what people and metrics look at ----------------------------------------------------------
@@ -375,11 +375,6 @@ class Admission:
             backend.since = now
         backend.state, backend.why = state, why
         return [StateChanged(backend.name, state, why)]
-
-    def _anew(self, backend: Backend) -> None:
-        backend.shadow.clear()
-        backend.calibration.restarted()
-        backend.service = backend.calibration.model
 
     def _others_ready(self, backend: Backend) -> bool:
         """Whether each model of this backend has another one that is ready."""

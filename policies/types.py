@@ -210,6 +210,12 @@ class Backend:
     def __post_init__(self) -> None:
         self.calibration = Calibration(self.service)
 
+    def restarted(self) -> None:
+        """Another process runs there: nothing is cached, and what was learnt is a guess again."""
+        self.shadow.clear()
+        self.calibration.restarted()
+        self.service = self.calibration.model
+
     def turn(self, now: float) -> None:
         """Its leases, or what it reads, have just changed."""
         self.changes += 1
