@@ -24,6 +24,7 @@ HEADER_FIELDS_MAX = 100
 HEADER_BYTES_MAX = 65_536
 BODY_SECONDS_MAX = 60.0
 GONE = "slotgate.gone"  # in the scope's extensions: takes the call that a leaving client causes
+ABORT = "slotgate.abort"  # there, too: closes the connection at once, whatever is still to be sent
 
 
 class Arrival(Protocol):

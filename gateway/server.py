@@ -20,7 +20,7 @@ from uvicorn.server import ServerState
 
 from gateway import errors
 from gateway.direct import DirectArrival, Serve
-from gateway.edge import BODY_SECONDS_MAX, GONE, HEADER_BYTES_MAX, HEADER_FIELDS_MAX, Send
+from gateway.edge import ABORT, BODY_SECONDS_MAX, GONE, HEADER_BYTES_MAX, HEADER_FIELDS_MAX, Send
 from gateway.transport import LingeringTransport
 
 HEAD_UNFINISHED_BYTES_MAX = 4 * HEADER_BYTES_MAX  # as much comes in one read
@@ -173,7 +173,7 @@ class EdgeProtocol(HttpToolsProtocol):
         super().on_message_begin()
         self.url, self.headers, self.expect_100_continue = url, headers, expects
         self.scope["headers"] = headers
-        extensions: dict[str, Any] = {GONE: self.when_gone}
+        extensions: dict[str, Any] = {GONE: self.when_gone, ABORT: self.transport.abort}
         self.scope["extensions"] = extensions
         super().on_headers_complete()
         if self.gone is not None and 0 < len(self.pipeline) < WAITING_MAX:  # paused for the request behind

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 from fastapi.responses import Response
 from pydantic import BaseModel
@@ -20,7 +20,7 @@ from gateway import errors
 from gateway.admin.figures import Reader
 from gateway.admin.history import STEP_SECONDS
 from gateway.client import EVENT_STREAM
-from gateway.edge import AsgiArrival
+from gateway.edge import ABORT, AsgiArrival
 from policies.types import State, StateChanged
 
 log = logging.getLogger("slotgate.events")
@@ -42,8 +42,9 @@ class StateEvent(BaseModel):
 class Listener:
     """One page: what it has not taken yet."""
 
-    def __init__(self) -> None:
+    def __init__(self, abort: Callable[[], None] | None = None) -> None:
         self.dropped = False
+        self._abort = abort  # closes its connection, where the server can do that
         self._events: deque[bytes] = deque()
         self._news = asyncio.Event()
         self._over = False
@@ -63,9 +64,14 @@ class Listener:
         self._news.set()
 
     def drop(self) -> None:
-        """End it wherever it hangs."""
+        """End it wherever it hangs: as if it had left itself, since an answer that breaks off is an error in
+        the server's log; by cancelling it, where the server has no way to do that."""
         self.dropped = True
-        if self._task is not None:
+        if self._abort is not None:
+            self.end()
+            self._events.clear()
+            self._abort()
+        elif self._task is not None:
             self._task.cancel()
 
     def caught(self) -> bool:
@@ -99,13 +105,14 @@ class Events:
         """Whether figures are being read."""
         return self._producer is not None
 
-    def join(self) -> Listener:
-        """A new listener, which is told everything at once. Raises ShuttingDown."""
+    def join(self, abort: Callable[[], None] | None = None) -> Listener:
+        """A new listener, which is told everything at once; `abort` closes its connection. Raises
+        ShuttingDown."""
         if self._closed:
             raise errors.ShuttingDown
         if len(self.listeners) == LISTENERS_MAX:
             self._drop(self.listeners[0])
-        listener = Listener()
+        listener = Listener(abort)
         listener.tell(event("lines", self._reader.lines()))
         listener.tell(event("figures", self._reader.figures()))
         self.listeners.append(listener)
@@ -168,7 +175,7 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         arrival = AsgiArrival(scope, receive, send)
-        listener = self._events.join()
+        listener = self._events.join(scope.get("extensions", {}).get(ABORT))
         try:
             arrival.watch(listener.end)
             await arrival.send((200, EVENT_STREAM), b"", last=False)

@@ -25,6 +25,7 @@ from policies.stability import Verdict
 from policies.types import Priority, Reason, Source, State, StateChanged
 from policies.volatility import Kind
 from tests.unit.test_admin import TOKEN, a_gateway, connect, served, submit
+from tests.unit.test_server import BEHIND, answer, connected
 
 SHORT = 0.001  # of a tick
 SECONDS_MAX = 20.0  # for what should take none
@@ -152,6 +153,30 @@ async def test_a_listener_that_takes_nothing_is_dropped(gateway: Gateway) -> Non
     assert events.listeners == [listener]
     assert len(sent) == 3
     events.close()
+
+
+async def test_who_is_dropped_is_no_error_in_the_log(
+    gateway: Gateway, caplog: pytest.LogCaptureFixture
+) -> None:
+    """On a connection from which nobody reads: it is closed, and what its answer lacks is nobody's defect."""
+    events = Events(reader(gateway), 1000)
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await EventStream(events)(scope, receive, send)
+
+    async with connected(answer, app=app) as client:
+        await client.write(BEHIND)
+        await client.until(b"event: lines")
+        news = StateChanged("small", State.DOWN, "it burns " * 20_000)
+        for _ in range(20 * EVENTS_MAX):
+            if not events.listeners:
+                break
+            events.state_changed(news)
+            await asyncio.sleep(0)
+        assert not events.listeners
+        async with asyncio.timeout(SECONDS_MAX):
+            await client.ended()
+    assert [record.getMessage() for record in caplog.records if record.name != "slotgate.events"] == []
 
 
 async def test_a_cancelled_answer_is_cancelled(gateway: Gateway) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import uvicorn
+from uvicorn._types import ASGI3Application
 from uvicorn.server import ServerState
 
 from gateway.direct import DirectArrival, Serve
@@ -65,10 +66,12 @@ async def asgi(scope: Any, receive: Any, send: Any) -> None:
 
 
 @asynccontextmanager
-async def connected(serve: Serve, keep_alive_seconds: float = 60.0) -> AsyncIterator[Connection]:
+async def connected(
+    serve: Serve, keep_alive_seconds: float = 60.0, app: ASGI3Application = asgi
+) -> AsyncIterator[Connection]:
     """A server with one client."""
     loop, state = asyncio.get_running_loop(), ServerState()
-    config = uvicorn.Config(asgi, lifespan="off", log_config=None)
+    config = uvicorn.Config(app, lifespan="off", log_config=None)
     config.timeout_keep_alive = keep_alive_seconds  # type: ignore[assignment]
     config.load()
     made: asyncio.Queue[EdgeProtocol] = asyncio.Queue()
