@@ -78,6 +78,16 @@ PREFIX_HITS = Family(
     ("backend", "source"),
     "Share of prompt tokens found cached, of late: as the engine reported and as was predicted.",
 )
+PREFIX_EFFICIENCY = Family(
+    "slotgate_prefix_efficiency",
+    ("backend",),
+    "Share of what should be cached that the engine does find: as much of it is believed.",
+)
+PREFIX_SURPRISES = Family(
+    "slotgate_prefix_surprises_total",
+    ("backend", "found"),
+    "Prompts of which the engine found much less, or more, in its cache than was believed.",
+)
 TTFT_ERROR = Family(
     "slotgate_predicted_ttft_error_ratio",
     ("backend",),
@@ -136,6 +146,8 @@ READ_AT_SCRAPE = (
     QUEUE_LENGTH,
     BACKEND_STATE,
     CONTEXT,
+    PREFIX_EFFICIENCY,
+    PREFIX_SURPRISES,
     TTFT_ERROR,
     PREFILL_SECONDS,
     LEARNT_RATE,

@@ -27,7 +27,9 @@ from gateway.families import (
     OVERHEAD,
     PREFILL_SECONDS,
     PREFIX_BREAKS,
+    PREFIX_EFFICIENCY,
     PREFIX_MENDS,
+    PREFIX_SURPRISES,
     QUEUE_LENGTH,
     QUEUE_WAIT,
     REQUEST_SECONDS,
@@ -222,6 +224,7 @@ class Admitted:
         """Slots, queue, states, gate waits and ejections of now."""
         slots, states, contexts = SLOTS.gauge(), BACKEND_STATE.gauge(), CONTEXT.gauge()
         errors, prefills, rates = TTFT_ERROR.gauge(), PREFILL_SECONDS.summary(), LEARNT_RATE.gauge()
+        efficiency, surprises = PREFIX_EFFICIENCY.gauge(), PREFIX_SURPRISES.counter()
         for name, backend in self._admission.backends.items():
             slots.add_metric((name, "total"), backend.slots)
             slots.add_metric((name, "in_use"), backend.in_use)
@@ -236,6 +239,9 @@ class Admitted:
                 errors.add_metric((name,), off)
             prefills.add_metric((name, "predicted"), learnt.predictions, learnt.predicted_seconds)
             prefills.add_metric((name, "observed"), learnt.predictions, learnt.observed_seconds)
+            efficiency.add_metric((name,), backend.service.cache_efficiency)
+            surprises.add_metric((name, "less"), learnt.found_less)
+            surprises.add_metric((name, "more"), learnt.found_more)
             rates.add_metric((name, "prefill"), backend.service.prefill_tokens_per_second)
             if seconds := backend.service.token_seconds(*_batch(backend)):
                 rates.add_metric((name, "decode"), 1 / seconds)
@@ -248,6 +254,7 @@ class Admitted:
         for name_and_reason, count in self._admission.ejections.items():
             ejections.add_metric(name_and_reason, count)
         yield from (slots, states, contexts, errors, prefills, rates, waiting, gate_waits, ejections)
+        yield from (efficiency, surprises)
 
 
 def _batch(backend: Backend) -> tuple[int, float]:

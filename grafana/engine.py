@@ -130,8 +130,10 @@ TOKENS = [
     lines(
         "Cached share of prompts",
         Query(f"avg by (source) (slotgate_prefix_hit_ratio{{{ONE}}})", "{{source}}"),
+        Query(f"avg(slotgate_prefix_efficiency{{{ONE}}})", "believed"),
         unit="percentunit",
         most=1,
+        about="believed: the share of what should be cached that is counted on.",
         width=THIRD,
     ),
     lines(
@@ -140,6 +142,13 @@ TOKENS = [
         unit="percentunit",
         most=1,
         about="Near 0 drafting costs and gains nothing.",
+        width=THIRD,
+    ),
+    lines(
+        "Surprises of the cache",
+        Query(rate("slotgate_prefix_surprises_total", ONE, "found"), "{{found}}"),
+        unit="reqps",
+        about="less: evicted, by other users perhaps. more: put away in memory or on disk; others'.",
         width=THIRD,
     ),
     lines(

@@ -54,8 +54,11 @@ class Prefix(BaseModel):
     """What the backend's cache is taken to hold."""
 
     entries: int = Field(description="sequences, or messages where requests share blocks")
+    room: int | None = Field(description="sequences it is taken to keep, or tokens; null: no bound is known")
     efficiency: float = Field(description="share of what should be cached that the engine does find")
     block_tokens: int = Field(description="it finds whole blocks of this many tokens")
+    found_less: int = Field(description="prompts of which much less was cached than believed: evicted")
+    found_more: int = Field(description="prompts of which more was: put away in memory, on disk; others'")
     hit_ratio: float | None = Field(description="cached share of recent prompts; null: not known yet")
 
 
@@ -154,7 +157,10 @@ def backend_view(member: Member, backend: Backend, hit_ratio: float | None, now:
         prefix=Prefix(
             entries=len(backend.shadow),
             efficiency=service.cache_efficiency,
+            room=backend.shadow.room,
             block_tokens=service.cache_block_tokens,
+            found_less=backend.calibration.found_less,
+            found_more=backend.calibration.found_more,
             hit_ratio=hit_ratio,
         ),
         last_error=member.last_error,
