@@ -8,9 +8,11 @@ operators . /admin/*, /metrics                        -> FastAPI, on its own por
 from __future__ import annotations
 
 import asyncio
+import signal
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
@@ -32,12 +34,14 @@ from gateway.fleet import Fleet
 from gateway.handler import Handler
 from gateway.inflight import Inflight, Inflights, Phase
 from gateway.lessons import Lessons
+from gateway.member import Member
 from gateway.mender import Mender
 from gateway.metrics import Metrics
 from gateway.models import Models
 from gateway.prefixes import Prefixes
 from gateway.probes import Probes
 from gateway.relay import Relay
+from gateway.reload import Read, Reload
 from gateway.routes import ROUTES
 from gateway.settings import Settings
 from gateway.tokenizer import Tokenizers
@@ -49,7 +53,13 @@ from policies.types import State
 class Gateway:
     """The whole application. Itself the ASGI app of the client port; `admin` is that of the admin port."""
 
-    def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        clock: Callable[[], float] = time.monotonic,
+        read: Read | None = None,
+        where: str = "",
+    ) -> None:
         self.settings = settings
         self.keys = Keys(settings.keys)
         self.admission = Admission(settings.limits())
@@ -104,8 +114,11 @@ class Gateway:
         )
         self.dispatcher.state_changed.append(self.events.state_changed)
         self.stopping = False  # not ready any more, whatever the backends say
+        self.stop = partial(signal.raise_signal, signal.SIGTERM)  # asks whoever runs it to end it
         self.api = client_api(self)
-        self.admin = admin_app(self, AdminGuard(settings.server.admin_token.get_secret_value()))
+        self.reload = Reload(self, read or (lambda: settings), where)
+        self.guard = AdminGuard(settings.server.admin_token.get_secret_value())
+        self.admin = admin_app(self, self.guard)
         for backend in settings.backends:
             self.fleet.add(backend)
 
@@ -115,6 +128,19 @@ class Gateway:
                 await self.handler.serve(AsgiArrival(scope, receive, send))
         else:
             await self.api(scope, receive, send)
+
+    def follow(self, settings: Settings, members: Sequence[Member]) -> None:
+        """Go by these settings, whose backends are these, from now on. What is made once stays as it was."""
+        self.settings = settings
+        self.guard.follow(settings.server.admin_token.get_secret_value())
+        self.keys.follow(settings.keys)
+        self.models.follow(settings.models)
+        self.metrics.follow(settings.models)
+        self.mender.follow(settings.prefix)
+        self.inflights.follow(settings.queue.heartbeat, settings.queue.heartbeat_seconds)
+        self.handler.follow(settings)
+        self.fleet.follow(members)
+        self.dispatcher.apply(self.admission.follow(settings.limits(), self.dispatcher.clock()))
 
     def why_not_ready(self) -> str:
         """Why no request can be served now; "" while a backend is ready, be its slots full."""
@@ -164,9 +190,15 @@ class Gateway:
         return not self.admission.unavailable(call) and now - live.record.arrived > grace
 
 
-def create_app(settings: Settings, clock: Callable[[], float] = time.monotonic) -> Gateway:
-    """The gateway as a complete ASGI application. `clock`: seconds, as fast as those of its event loop."""
-    return Gateway(settings, clock)
+def create_app(
+    settings: Settings,
+    clock: Callable[[], float] = time.monotonic,
+    read: Read | None = None,
+    where: str = "",
+) -> Gateway:
+    """The gateway as a complete ASGI application. `clock`: seconds, as fast as those of its event loop;
+    `read`: reads the settings again, from `where`, for a reload."""
+    return Gateway(settings, clock, read, where)
 
 
 def client_api(gateway: Gateway) -> FastAPI:

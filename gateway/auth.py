@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import ipaddress
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from urllib.parse import urlsplit
 
-from gateway.errors import Forbidden, Headers, InvalidApiKey
+from gateway.errors import Forbidden, Headers, InvalidApiKey, KeyConcurrency
 from gateway.settings import KeySettings, is_loopback
+from policies.release_rate import ReleaseRate
 from policies.types import Priority
 
 KEY_BYTES_MAX = 1024  # longer ones are refused unhashed
@@ -29,6 +33,7 @@ class Key:
     priority: Priority = Priority.INTERACTIVE  # the highest class it may ask for
     models: frozenset[str] = frozenset()  # empty: all
     expires: float | None = None  # seconds since 1970
+    concurrency_max: int = 0  # requests at a time; 0: as many as come
 
     def allows(self, model: str) -> bool:
         """Whether this key may use the model."""
@@ -39,11 +44,45 @@ OPEN = Key("open")  # everybody, while no keys are configured
 
 
 class Keys:
-    """The configured client keys, by digest: only hashes are stored."""
+    """The configured client keys, by digest: only hashes are stored. `clock`: seconds since 1970."""
 
     def __init__(self, keys: Sequence[KeySettings], clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
+        self._running: Counter[str] = Counter()  # requests of each key, by its name
+        self._rates: dict[str, ReleaseRate] = {}  # how fast they end, of keys with a limit
+        self.follow(keys)
+
+    def follow(self, keys: Sequence[KeySettings]) -> None:
+        """These and no others open from now on; what runs goes on, and counts."""
         self._keys = {bytes.fromhex(key.sha256): _key(key) for key in keys}
+
+    def enter(self, headers: Headers, now: float) -> Key:
+        """The key of a request that begins, to be given back to `leave`; raises InvalidApiKey, and
+        KeyConcurrency if it has as many already as it may. `now`: of a clock that never turns back."""
+        key = self.identify(headers)
+        if key is OPEN:
+            return key
+        name, most = key.name, key.concurrency_max
+        if most:
+            rate = self._rates.get(name) or self._rates.setdefault(name, ReleaseRate())
+            if self._running[name] >= most:
+                raise KeyConcurrency(most, rate.seconds or 1.0)
+            if self._running[name] == most - 1:
+                rate.waits(now)
+        self._running[name] += 1
+        return key
+
+    def leave(self, key: Key, now: float) -> None:
+        """A request of this key has ended."""
+        if key is OPEN:
+            return
+        name, running = key.name, self._running[key.name]
+        if (rate := self._rates.get(name)) is not None:
+            rate.released(now, waiting=running >= key.concurrency_max)
+        if running > 1:
+            self._running[name] = running - 1
+        else:
+            del self._running[name]
 
     def identify(self, headers: Headers) -> Key:
         """The key that `Authorization: Bearer` or `x-api-key` presents, from ASGI headers (lower-case
@@ -66,6 +105,10 @@ class AdminGuard:
     be open in its browser: neither across sites nor by a name that was rebound to 127.0.0.1."""
 
     def __init__(self, token: str) -> None:
+        self.follow(token)
+
+    def follow(self, token: str) -> None:
+        """This token and no other opens from now on; "": none is needed."""
         self._digest = hashlib.sha256(token.encode()).digest() if token else None
 
     def check(self, headers: Headers) -> None:
@@ -90,6 +133,22 @@ class AdminGuard:
             raise Forbidden("The admin port takes no requests from pages of other sites.")
 
 
+def may_add(url: str, allowed: Iterable[str]) -> bool:
+    """Whether an engine at this URL may be added while the gateway runs. A name is allowed only as it is
+    written: what it resolves to, somebody else may decide."""
+    parts = urlsplit(url)
+    host, port = parts.hostname or "", parts.port or {"http": 80, "https": 443}[parts.scheme]
+    return any(_covers(place, host, port) for place in allowed)
+
+
+def _covers(place: str, host: str, port: int) -> bool:
+    try:
+        return ipaddress.ip_address(host) in ipaddress.ip_network(place)  # one address is a network too
+    except ValueError:
+        named = urlsplit(f"//{place}")
+        return (named.hostname, named.port or port) == (host, port)
+
+
 def _key(settings: KeySettings) -> Key:
     day = settings.expires
     return Key(
@@ -97,6 +156,7 @@ def _key(settings: KeySettings) -> Key:
         priority=Priority[settings.priority.upper()],
         models=frozenset(settings.models),
         expires=datetime(day.year, day.month, day.day, tzinfo=UTC).timestamp() if day else None,
+        concurrency_max=settings.concurrency_max,
     )
 
 

@@ -199,6 +199,18 @@ class QueueFull(Refused):
         super().__init__("Too many requests are waiting: retry later.", retry_after_seconds)
 
 
+class KeyConcurrency(Refused):
+    """The key has as many requests as it may have at a time."""
+
+    code = "key_concurrency"
+
+    def __init__(self, requests_max: int, retry_after_seconds: float | None) -> None:
+        super().__init__(
+            f"This API key has {requests_max} requests running or waiting, as many as it may: retry later.",
+            retry_after_seconds,
+        )
+
+
 class WaitTooLong(Refused):
     """The request waited as long as it may, or cannot start in time."""
 

@@ -1,10 +1,15 @@
-"""The engines as the gateway runs them: added, watched, drained, resumed, and asked by the data plane."""
+"""The engines as the gateway runs them: added, watched, drained, resumed, removed, and asked by the data
+plane.
+
+A backend leaves when nothing of ours runs there any more, and until then nothing else can have its name or
+engine: who takes its place waits. So a slot is never counted twice, and a release always finds its backend.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from gateway.dispatcher import Dispatcher
 from gateway.inflight import Inflights
@@ -28,6 +33,8 @@ class Fleet:
         self, dispatcher: Dispatcher, inflights: Inflights, probes: Probes, clock: Callable[[], float]
     ) -> None:
         self.members: dict[str, Member] = {}
+        self._waiting: list[Member] = []  # for those to leave whose name or engine they have
+        self._started = False
         self._dispatcher = dispatcher
         self._admission = dispatcher.admission
         self._clock = clock
@@ -36,8 +43,18 @@ class Fleet:
         dispatcher.state_changed.append(self._state_changed)
 
     def add(self, settings: BackendSettings) -> Member:
-        """An engine joins; it is probed from `start` on."""
-        member = self.members[settings.name] = Member.of(settings)
+        """An engine joins; it is probed from `start` on. Raises OSError for a file of certificates."""
+        member = Member.of(settings)
+        self.join(member)
+        return member
+
+    def join(self, member: Member) -> None:
+        """This one joins as soon as nobody has its name or engine any more."""
+        settings = member.settings
+        if any(other.clashes(settings) for other in self.members.values()):
+            self._waiting.append(member)
+            return
+        self.members[settings.name] = member
         engine, capacity = member.engine, member.capacity
         shadow = SHADOWS[engine.prefix_kind]()
         shadow.resize(capacity.slots, capacity.kv_tokens.value)
@@ -54,19 +71,27 @@ class Fleet:
             routes=engine.routes if member.known else frozenset(ROUTES),  # any may turn out to be served
         )
         self._dispatcher.apply(self._admission.add(backend, self._clock()))
-        return member
+        if member.hold is not None:
+            self.drain(member.name, member.hold)
+        if self._started:
+            self._start(member)
 
     def start(self) -> None:
         """Begin to probe every member."""
+        self._started = True
         for member in self.members.values():
-            member.task = asyncio.get_running_loop().create_task(self._watch.run(member))
+            self._start(member)
+
+    def _start(self, member: Member) -> None:
+        member.task = asyncio.get_running_loop().create_task(self._watch.run(member))
 
     async def close(self) -> None:
         """Stop probing, close connections."""
         for member in self.members.values():
-            if member.task is not None:
-                member.task.cancel()
-                await asyncio.wait([member.task])
+            for task in (member.task, member.removal):
+                if task is not None:
+                    task.cancel()
+                    await asyncio.wait([task])
         self._leaving.close()
         for member in self.members.values():
             await member.close()
@@ -97,10 +122,55 @@ class Fleet:
     def resume(self, name: str) -> None:
         """Back through warm-up to ready, as after a restart."""
         member = self.members[name]
-        if self._admission.backends[name].state in HELD:
+        if member.removal is None and self._admission.backends[name].state in HELD:
             member.away = True
             self._watch.enter(member, State.STARTING, "resumed")
             member.wake.set()
+
+    def remove(self, name: str) -> None:
+        """It drains, then leaves; who waits under its name does not come."""
+        self._waiting = [one for one in self._waiting if one.name != name]
+        member = self.members[name]
+        if member.removal is None:
+            member.removal = asyncio.get_running_loop().create_task(self._removed(member))
+            self.drain(name, "it is being removed")
+
+    async def _removed(self, member: Member) -> None:
+        await member.drained.wait()
+        if member.task is not None:
+            member.task.cancel()
+        # One step: a call that waits for a model finds the old backend or the new one.
+        del self.members[member.name]
+        self._admission.remove(member.name)
+        waiting, self._waiting = self._waiting, []
+        for one in waiting:
+            self.join(one)
+        log.info("%s is removed", member.name)
+        await member.close()
+
+    def follow(self, members: Sequence[Member]) -> None:
+        """These are configured now, with what they need already made: those that run take the new settings
+        as they run, others drain and leave. What operators drained stays so, what they added too, but for
+        what is configured itself now."""
+        wanted = {member.name: member for member in members}
+        self._waiting = [
+            one for one in self._waiting if not (one.configured or any(map(one.clashes, _settings(members))))
+        ]
+        for member in list(self.members.values()):
+            if member.removal is not None:
+                continue
+            new = wanted.get(member.name)
+            if new is not None and member.is_same(new.settings):
+                before = member.settings
+                member.take(wanted.pop(member.name))
+                self._watch.configured(member, before)
+            elif member.configured or any(map(member.clashes, _settings(members))):
+                backend = self._admission.backends[member.name]
+                if new is not None and backend.state in HELD:
+                    new.hold = backend.why
+                self.remove(member.name)
+        for member in wanted.values():
+            self.join(member)
 
     # -- the data plane asks ----------------------------------------------------------------------
 
@@ -111,8 +181,10 @@ class Fleet:
     def lacks(self, member: Member, route: str) -> None:
         """The engine says that it does not have this route, though others of its kind do; its next process
         may."""
-        routes = self._admission.backends[member.name].routes - {route}
-        self._dispatcher.apply(self._admission.serve_routes(member.name, routes, self._clock()))
+        backend = self._admission.backends.get(member.name)
+        if backend is not None:  # to count tokens takes no slot, and so keeps nobody from leaving
+            routes = backend.routes - {route}
+            self._dispatcher.apply(self._admission.serve_routes(member.name, routes, self._clock()))
 
     def overfilled(self, member: Member) -> None:
         """An answer failed there because the memory that all requests share was full."""
@@ -143,3 +215,7 @@ class Fleet:
         level = logging.WARNING if change.state in (State.DOWN, State.EJECTED) else logging.INFO
         told = {"backend": change.backend, "state": change.state.value, "reason": change.why}
         log.log(level, "%(backend)s is %(state)s" + (": %(reason)s" if change.why else ""), told)
+
+
+def _settings(members: Sequence[Member]) -> list[BackendSettings]:
+    return [member.settings for member in members]

@@ -55,7 +55,7 @@ class Handler:
         accounts: Accounts,
         clock: Callable[[], float],
     ) -> None:
-        self._settings = settings
+        self.follow(settings)
         self._keys = keys
         self._models = models
         self._dispatcher = dispatcher
@@ -70,18 +70,23 @@ class Handler:
         self._run = secrets.token_hex(4)  # with a number it is unique, short, and cheap
         self._numbers = itertools.count()
 
+    def follow(self, settings: Settings) -> None:
+        """Go by these settings from the next request on."""
+        self._settings = settings
+
     async def serve(self, arrival: Arrival) -> None:
         """Answer this request, whatever becomes of it."""
         record = Record(id=f"{self._run}-{next(self._numbers):x}", route=arrival.path, arrived=self._clock())
         route = ROUTES[record.route]
         client = Client(arrival, route, record.id, record.arrived)
+        key: Key | None = None
         try:
             headers = edge.headers_of(arrival.fields)
             theirs = headers.get(b"x-request-id")
             if theirs and REQUEST_ID.fullmatch(theirs):
                 # Only echoed and noted: two requests may carry the same one.
                 client.request_id = record.request_id = theirs.decode()
-            key = self._keys.identify(arrival.fields)
+            key = self._keys.enter(arrival.fields, record.arrived)
             body = await arrival.body(self._settings.server.body_bytes_max)
             read = self._clock()
             request = parse(body, route)
@@ -122,7 +127,10 @@ class Handler:
             record.outcome, record.error = errors.GatewayError.outcome, errors.GatewayError.code
             await client.fail(errors.GatewayError())
         finally:
-            self._accounts.close(record, self._clock())
+            now = self._clock()
+            if key is not None:
+                self._keys.leave(key, now)
+            self._accounts.close(record, now)
 
     def _begin(
         self, record: Record, client: Client, headers: dict[bytes, bytes], request: Request

@@ -3,6 +3,7 @@
 SIGTERM: not ready at once, but still serving for `shutdown_pause_seconds`, so that balancers notice;
 then no new requests, while those that wait or run have `shutdown_seconds`; then an error event for
 what is left, and the end. SIGINT does the same without the pause; a second signal stops waiting.
+SIGHUP reads the configuration again.
 uvicorn alone would close its listener first and cancel without waiting for the cleanup.
 """
 
@@ -26,6 +27,7 @@ from gateway.app import Gateway
 from gateway.direct import Serve
 from gateway.routes import ROUTES
 from gateway.server import EdgeProtocol
+from gateway.settings import ConfigError
 
 log = logging.getLogger("slotgate.lifecycle")
 
@@ -62,6 +64,11 @@ class Listener(uvicorn.Server):
         yield
 
 
+async def _reload(gateway: Gateway) -> None:
+    with contextlib.suppress(ConfigError):  # which is in the log
+        await gateway.reload()
+
+
 def bind(host: str, port: int) -> socket.socket:
     """A listening socket. Raises OSError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -85,8 +92,16 @@ async def serve(
             hurry.set()
         stop.set()
 
+    reloads: set[asyncio.Task[None]] = set()
+
+    def hung_up() -> None:
+        if not stop.is_set():
+            reloads.add(task := loop.create_task(_reload(gateway)))
+            task.add_done_callback(reloads.discard)
+
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, signalled, number)
+    loop.add_signal_handler(signal.SIGHUP, hung_up)
     tasks = [
         loop.create_task(server.serve(sockets=[listening]))
         for server, listening in zip(servers, (clients, operators), strict=True)

@@ -42,12 +42,16 @@ class Member:
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     drained: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
+    configured: bool = True  # else added while the gateway runs
+    hold: str | None = None  # why it is drained from the first moment on; None: it is not
+    removal: asyncio.Task[None] | None = None  # it drains, and leaves the fleet then
 
     @classmethod
     def of(cls, settings: BackendSettings) -> Member:
         """As configured; nothing is connected yet. Raises OSError for a file of certificates."""
         engine = ENGINES["openai" if settings.engine == "auto" else settings.engine]
-        tls = ssl.create_default_context(cafile=settings.tls_ca_file or None)
+        secure = settings.url.startswith("https:")  # to read the system's authorities takes 20 ms
+        tls = ssl.create_default_context(cafile=settings.tls_ca_file or None) if secure else None
         key = settings.api_key.get_secret_value()
         upstream = Upstream(
             settings.url,
@@ -74,6 +78,23 @@ class Member:
     def timeouts(self) -> TimeoutSettings:
         """How long this engine may be silent."""
         return self.settings.timeouts
+
+    def is_same(self, settings: BackendSettings) -> bool:
+        """Whether these are settings of the same backend: only then it can take them as it runs."""
+        mine = self.settings
+        return (settings.name, settings.place, settings.engine) == (mine.name, mine.place, mine.engine)
+
+    def clashes(self, settings: BackendSettings) -> bool:
+        """Whether a backend of these settings cannot be there beside this one."""
+        return settings.name == self.name or settings.place == self.settings.place
+
+    def take(self, other: Member) -> None:
+        """Be as the other one is configured. Requests that run keep their connections and time limits."""
+        for upstream in (self.upstream, self.probed):
+            upstream.retire()
+        other.upstream.reuse = self.engine.reuses_connections
+        self.settings, self.upstream, self.probed = other.settings, other.upstream, other.probed
+        self.configured = other.configured
 
     def ended(self, now: float, *, proven: bool = True) -> None:
         """The engine's process has ended, or loads anew: what was seen of it holds no more.

@@ -71,7 +71,8 @@ class Metrics:
     ) -> None:
         self._admission = admission
         self._version = version
-        self._models = set(aliases)
+        self._models: set[str] = set()
+        self.follow(aliases)
         self._config_invalid = False
         self._series = Series(FED)
         self._figures: dict[Kind, Figures] = {}
@@ -80,6 +81,10 @@ class Metrics:
         self._admitted = Admitted(admission)
         self._batch = Batch(self._look)
         self.observe = self._batch.add  # a request ended
+
+    def follow(self, aliases: Iterable[str]) -> None:
+        """These are names of models too, from now on."""
+        self._models.update(aliases)
 
     def _look(self, record: Record) -> None:
         backend = record.backend if record.backend in self._admission.backends else ""

@@ -19,9 +19,13 @@ class Models:
     """All of them, as each key may see them. An alias hides a served model of the same name."""
 
     def __init__(self, aliases: Mapping[str, AliasSettings], admission: Admission) -> None:
-        self._aliases = aliases
+        self.follow(aliases)
         self._admission = admission
         self._warned: set[tuple[str, str]] = set()  # backend and model
+
+    def follow(self, aliases: Mapping[str, AliasSettings]) -> None:
+        """These and no others are aliases from now on."""
+        self._aliases = aliases
 
     def alias(self, model: str) -> AliasSettings | None:
         """What this name stands for; None: for the model of that name."""

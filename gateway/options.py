@@ -5,19 +5,15 @@
 
 from __future__ import annotations
 
-import ipaddress
 import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import date
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
-from urllib.parse import urlsplit
 
 from pydantic import (
-    AfterValidator,
     BaseModel,
-    BeforeValidator,
     ConfigDict,
     Field,
     SecretStr,
@@ -26,12 +22,28 @@ from pydantic import (
 )
 from pydantic.fields import FieldInfo
 
+from gateway.values import (
+    Advertised,
+    Alias,
+    Count,
+    CountFromZero,
+    Day,
+    Host,
+    Name,
+    Patterns,
+    Places,
+    Port,
+    Seconds,
+    SecondsFromZero,
+    Secret,
+    Sha256,
+    Texts,
+    Url,
+    name_of,
+)
 from policies.types import Limits
-from policies.volatility import volatile
 
 PREFIX = "SLOTGATE_"
-
-Table = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,74 +52,6 @@ class Later:
     that were ignored would promise what does not happen (a `[redis]` url multiplies slots)."""
 
     part: str
-
-
-def _url(text: str) -> str:
-    """The engine's base URL: lower-case origin, path without `/v1` and closing slashes."""
-    try:
-        parts = urlsplit(text)
-        host, port = parts.hostname, parts.port
-        host = f"[{ipaddress.ip_address(host)}]" if host and ":" in host else host  # in its one short form
-    except ValueError:
-        raise ValueError("is not a URL") from None
-    if not re.fullmatch(r"[!-~]+", text) or parts.scheme not in ("http", "https") or not host or port == 0:
-        raise ValueError("must be a URL as http://HOST:PORT or https://HOST:PORT")
-    if "@" in parts.netloc:
-        raise ValueError("must not hold credentials; use api_key")
-    if parts.query or parts.fragment:
-        raise ValueError("must not have a query or fragment")
-    port = None if port == {"http": 80, "https": 443}[parts.scheme] else port
-    path = parts.path.rstrip("/").removesuffix("/v1").rstrip("/")
-    return f"{parts.scheme}://{host}{f':{port}' if port else ''}{path}"
-
-
-def _name_of(validated: Table) -> str:
-    """A backend's name from its URL's host and port, for one that was given none."""
-    host_and_port = urlsplit(validated["url"]).netloc
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", host_and_port).strip("-")[:64]
-
-
-def _header_safe(secret: SecretStr) -> SecretStr:
-    if not re.fullmatch(r"[!-~]*", secret.get_secret_value()):
-        raise ValueError("must be printable ASCII without blanks, as it goes into a header")
-    return secret
-
-
-def _calendar_date(value: object) -> object:
-    if not isinstance(value, str | date):  # pydantic would read a number as seconds since 1970
-        raise ValueError('must be a date as "2027-01-31"')
-    return value
-
-
-def _advertised(value: object) -> object:
-    if value not in ("smallest", "largest") and (type(value) is not int or not 1 <= value <= 2**53):
-        raise ValueError("must be 'smallest', 'largest' or a number of tokens")
-    return value
-
-
-def _pattern(text: str) -> str:
-    try:
-        found = volatile((text,))
-    except re.error as error:
-        raise ValueError(f"is no regular expression: {error}") from None
-    if found.groups != volatile().groups + 1 or re.search(text, ""):
-        raise ValueError("must match at least one character, and have no group but (?:...)")
-    return text
-
-
-Port = Annotated[int, Field(strict=True, ge=0, le=65535)]  # 0: any free one, for tests
-Count = Annotated[int, Field(strict=True, ge=1, le=2**53)]
-CountFromZero = Annotated[int, Field(strict=True, ge=0, le=2**53)]
-Seconds = Annotated[float, Field(strict=True, gt=0, le=366 * 86_400)]  # timers take no more; nan falls out
-SecondsFromZero = Annotated[float, Field(strict=True, ge=0, le=366 * 86_400)]
-Host = Annotated[str, Field(pattern=r"^[0-9A-Za-z.:_-]+$")]
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
-Alias = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]{1,200}$")]
-Secret = Annotated[SecretStr, AfterValidator(_header_safe)]
-Sha256 = Annotated[str, Field(pattern=r"^[0-9A-Fa-f]{64}$"), AfterValidator(str.lower)]
-Texts = tuple[str, ...]
-Patterns = tuple[Annotated[str, AfterValidator(_pattern)], ...]
-Advertised = Annotated[Literal["smallest", "largest"] | int, BeforeValidator(_advertised)]
 
 
 class Section(BaseModel):
@@ -140,8 +84,8 @@ class ServerSettings(Section):
     shutdown_seconds: SecondsFromZero = Field(
         default=120.0, description="then no new requests; running and waiting ones have this long to finish"
     )
-    allowed_backends: Annotated[Texts, Later("backends added while it runs")] = Field(
-        default=(), description="host[:port] or CIDR that POST /admin/backends may add"
+    allowed_backends: Places = Field(
+        default=(), description="host[:port] or CIDR that POST /admin/backends may add; none: none"
     )
 
 
@@ -154,11 +98,9 @@ class KeySettings(Section):
     priority: Literal["interactive", "agent", "batch"] = Field(
         default="interactive", description="the highest class this key may ask for"
     )
-    expires: Annotated[date, BeforeValidator(_calendar_date)] | None = Field(
-        default=None, description="the first day, in UTC, on which it is refused"
-    )
-    concurrency_max: Annotated[CountFromZero, Later("limits per key")] = Field(
-        default=0, description="requests of this key at a time"
+    expires: Day | None = Field(default=None, description="the first day, in UTC, on which it is refused")
+    concurrency_max: CountFromZero = Field(
+        default=0, description="requests of this key at a time, waiting ones too; 0: as many as come"
     )
 
 
@@ -209,9 +151,9 @@ class WarmupSettings(Section):
 class BackendSettings(Section):
     """One running engine."""
 
-    url: Annotated[str, AfterValidator(_url)] = Field(description="http(s)://HOST:PORT, with or without /v1")
+    url: Url = Field(description="http(s)://HOST:PORT, with or without /v1")
     name: Name = Field(
-        default_factory=_name_of, description="name in metrics and commands; none: host and port of the URL"
+        default_factory=name_of, description="name in metrics and commands; none: host and port of the URL"
     )
     engine: Literal["auto", "ds4", "llamacpp", "vllm", "sglang", "openai"] = Field(
         default="auto", description="kind of engine; openai: any that speaks OpenAI's protocol"
@@ -236,6 +178,11 @@ class BackendSettings(Section):
     )
     timeouts: TimeoutSettings = TimeoutSettings()
     warmup: WarmupSettings = WarmupSettings()
+
+    @property
+    def place(self) -> str:
+        """Its URL, the same for the same engine however this machine is named in it."""
+        return re.sub(r"//localhost(?=[:/]|$)", "//127.0.0.1", self.url)
 
 
 class AliasSettings(Section):
@@ -383,7 +330,7 @@ def _type(annotation: Any) -> str:
     if get_origin(annotation) is Union:
         return " | ".join(map(_type, get_args(annotation)))
     names = {int: "integer", float: "number", bool: "boolean", str: "text", SecretStr: "secret", date: "date"}
-    return {Texts: "list of text", Patterns: "list of text"}.get(annotation) or names[annotation]
+    return "list of text" if annotation in (Texts, Patterns, Places) else names[annotation]
 
 
 def _default(option: FieldInfo) -> str:

@@ -20,7 +20,8 @@ from urllib.parse import urlsplit
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from gateway.options import PREFIX, BackendSettings, KeySettings, Option, Settings, Table, options
+from gateway.options import PREFIX, BackendSettings, KeySettings, Option, Settings, options
+from gateway.values import Table
 
 __all__ = [
     "BackendSettings",
@@ -29,7 +30,9 @@ __all__ = [
     "KeySettings",
     "Option",
     "Settings",
+    "contradictions",
     "dotted",
+    "file_of",
     "is_loopback",
     "load",
     "options",
@@ -68,6 +71,12 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def file_of(config: str | None, environ: Mapping[str, str]) -> str | None:
+    """The file to be read: `config`, else $SLOTGATE_CONFIG, else ./slotgate.toml if there is one."""
+    named = config or environ.get(f"{PREFIX}CONFIG")
+    return named or (DEFAULT_FILE if Path(DEFAULT_FILE).is_file() else None)
+
+
 def load(
     config: str | None,
     environ: Mapping[str, str],
@@ -76,9 +85,9 @@ def load(
     host: str | None = None,
     port: int | None = None,
 ) -> Settings:
-    """The configuration: file (`config`, else $SLOTGATE_CONFIG, else ./slotgate.toml if there is one),
-    then environment, then command line, each stronger than the one before; `backends` are URLs that
-    stand in place of all configured ones. Raises ConfigError with every fault found."""
+    """The configuration: file (see `file_of`), then environment, then command line, each stronger than the
+    one before; `backends` are URLs that stand in place of all configured ones. Raises ConfigError with every
+    fault found."""
     return _Loader(environ, config).load(backends, host, port)
 
 
@@ -87,8 +96,7 @@ class _Loader:
 
     def __init__(self, environ: Mapping[str, str], config: str | None) -> None:
         self._environ = environ
-        named = config or environ.get(f"{PREFIX}CONFIG")
-        self._file = named or (DEFAULT_FILE if Path(DEFAULT_FILE).is_file() else None)
+        self._file = file_of(config, environ)
         self._origins: dict[KeyPath, str] = {}  # of what does not come from the file
         self._faults: list[Fault] = []
 
@@ -109,7 +117,7 @@ class _Loader:
                 if detail["type"] != "default_factory_not_called":  # says only that there are others
                     self._fault(detail["loc"], _reason(detail))
         else:
-            for path, reason in _contradictions(settings):
+            for path, reason in contradictions(settings):
                 self._fault(path, reason)
             if not self._faults:
                 return settings
@@ -204,7 +212,7 @@ class _Loader:
         self._faults.append(Fault(where or self._file or "", dotted(path), reason))
 
 
-def _contradictions(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
+def contradictions(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
     """What is wrong although each value alone is right."""
     server = settings.server
     if not is_loopback(server.admin_host) and not server.admin_token.get_secret_value():
@@ -212,7 +220,7 @@ def _contradictions(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
     if server.port == server.admin_port != 0 and server.host == server.admin_host:
         yield ("server", "admin_port"), "is the client port too; choose another"
     backends = settings.backends
-    urls = dict(_repeats(re.sub(r"//localhost(?=[:/]|$)", "//127.0.0.1", b.url) for b in backends))
+    urls = dict(_repeats(backend.place for backend in backends))
     for i, first in urls.items():
         yield ("backends", i, "url"), f"is the same engine as backends[{first}]; its slots would count twice"
     ports = ((server.host, server.port), (server.admin_host, server.admin_port))

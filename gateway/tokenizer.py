@@ -35,15 +35,15 @@ class Tokenizers:
         """The call with its prompt counted, if an engine can and answers in time."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(SECONDS_MAX[why]):
-                for member in self._fleet.members.values():
+                for member in list(self._fleet.members.values()):
                     tokens = await self._tokens(member, call, request)
                     if tokens is not None:
                         return replace(call, prompt_tokens=tokens, prompt_counted=True)
         return call
 
     async def _tokens(self, member: Member, call: Call, request: Request) -> int | None:
-        backend = self._admission.backends[member.name]
-        if backend.state is not State.READY or not backend.serves(call):
+        backend = self._admission.backends.get(member.name)
+        if backend is None or backend.state is not State.READY or not backend.serves(call):
             return None
         counting = member.engine.count(call.route, request.edited(model=backend.model_for(call)))
         if counting is None:

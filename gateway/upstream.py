@@ -105,6 +105,13 @@ class Upstream:
         finally:
             exchange.abort()
 
+    def retire(self) -> None:
+        """Another one takes the requests from now on: those that run go on, on connections that end with
+        them."""
+        self.reuse = False
+        for connection in list(self._idle):
+            connection.end("another one takes the requests")
+
     async def close(self) -> None:
         """End all connections; from now on `send` fails."""
         self._closed = True

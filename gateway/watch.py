@@ -22,6 +22,7 @@ from gateway.engines import DETECTION_PATHS, detect
 from gateway.engines.base import Answer, Report
 from gateway.inflight import Inflights
 from gateway.member import Member
+from gateway.options import BackendSettings
 from gateway.probes import NoAnswer, Probes
 from gateway.warmup import warm_up
 from policies.shadows import SHADOWS
@@ -91,7 +92,9 @@ class Watch:
         report = self._report(member, answers, asked_at)
         if report is None:
             return
-        self._resize(member, report)
+        now = self._clock()
+        member.experience.look(report, member.capacity.slots, now)
+        self._resize(member, report, now)
         if report.models is not None and not member.settings.models:
             self._dispatcher.apply(self._admission.serve_models(member.name, report.models, self._clock()))
         if report.busy is None:
@@ -170,9 +173,18 @@ class Watch:
         if self._admission.backends[member.name].state not in HELD:
             self.enter(member, state, why)
 
-    def _resize(self, member: Member, report: Report) -> None:
-        now = self._clock()
-        member.experience.look(report, member.capacity.slots, now)
+    def configured(self, member: Member, before: BackendSettings) -> None:
+        """The operator said something else of it than before: that counts at once, the rest as reported."""
+        settings, report, now = member.settings, member.report, self._clock()
+        if _sizes(settings) != _sizes(before):
+            self._resize(member, report, now)
+        if settings.models != before.models:
+            models = settings.models or report.models
+            self._dispatcher.apply(self._admission.serve_models(member.name, models, now))
+        self._admission.stand_by(member.name, backup=settings.backup)
+        member.wake.set()
+
+    def _resize(self, member: Member, report: Report, now: float) -> None:
         capacity = Capacity.of(member.settings, report, member.experience)
         if capacity == member.capacity:
             return
@@ -244,3 +256,7 @@ class Watch:
         finally:
             member.warming.cancel()
             member.warming = None
+
+
+def _sizes(settings: BackendSettings) -> tuple[int | None, ...]:
+    return settings.slots, settings.context_tokens, settings.kv_tokens

@@ -148,6 +148,13 @@ class Admission:
                 decisions.append(rejected)
         return decisions + self._dispatch(now) if parched else decisions
 
+    def follow(self, limits: Limits, now: float) -> list[Decision]:
+        """Keep these bounds from now on; who waits already is not turned away by them at once."""
+        self.limits = limits
+        self.queue.follow(limits)
+        self._placement.follow(limits)
+        return self._dispatch(now)
+
     def close(self) -> None:
         """No new calls from now on; those that wait or run go on."""
         self._closed = True
@@ -207,10 +214,14 @@ class Admission:
         backend.shadow, backend.routes = shadow, routes
         return self._dispatch(now)
 
-    def serve_models(self, name: str, models: Iterable[str], now: float) -> list[Decision]:
-        """The engine told which models it serves."""
-        self.backends[name].models = frozenset(models)
+    def serve_models(self, name: str, models: Iterable[str] | None, now: float) -> list[Decision]:
+        """The engine or the operator told which models it serves; None: nobody knows any more."""
+        self.backends[name].models = None if models is None else frozenset(models)
         return self._dispatch(now)
+
+    def stand_by(self, name: str, *, backup: bool) -> None:
+        """The operator made it a backup, or a backend like others."""
+        self.backends[name].backup = backup
 
     def serve_routes(self, name: str, routes: frozenset[str], now: float) -> list[Decision]:
         """The engine showed which routes it serves."""

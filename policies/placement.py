@@ -49,10 +49,14 @@ class Placement:
     def __init__(self, limits: Limits, backends: Mapping[str, Backend]) -> None:
         self.gate_waits: Counter[str] = Counter()  # by backend
         self.interactive_at: float | None = None  # when the last interactive call came
-        self._limits = limits
+        self.follow(limits)
         self._backends = backends
         self._forecasts: dict[str, Forecast] = {}  # as of this event
         self._gated: list[Backend] = []  # the backends with free slots, if all of them read long prompts
+
+    def follow(self, limits: Limits) -> None:
+        """Keep these bounds from now on."""
+        self._limits = limits
 
     def seen(self, call: Call, now: float) -> None:
         """A call arrived."""

@@ -31,11 +31,15 @@ class Queue:
     def __init__(self, limits: Limits) -> None:
         self.bytes = 0  # of their bodies
         self.fairness = Fairness()
-        self._limits = limits
+        self.follow(limits)
         self._waiting: dict[str, Waiting] = {}
         self._groups: dict[Group, dict[str, Waiting]] = {}
         self._flows: dict[Hashable, Flow] = {}
         self._releases = ReleaseRate()
+
+    def follow(self, limits: Limits) -> None:
+        """Keep these bounds from now on."""
+        self._limits = limits
 
     def __len__(self) -> int:
         return len(self._waiting)

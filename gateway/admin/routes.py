@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
@@ -17,7 +18,9 @@ from gateway.admin.views import (
     BackendView,
     DrainRequest,
     DrainView,
+    ReloadView,
     RequestView,
+    ShutdownView,
     WaitingView,
     backend_view,
     request_view,
@@ -25,8 +28,11 @@ from gateway.admin.views import (
 )
 from gateway.advising import Answer
 from gateway.api import answer_errors, exposition
-from gateway.auth import AdminGuard
+from gateway.auth import AdminGuard, may_add
 from gateway.inflight import Phase
+from gateway.member import Member
+from gateway.options import BackendSettings
+from gateway.settings import ConfigError, contradictions, dotted
 from gateway.usage import Account, By
 from policies.foresight import starts
 from policies.types import Backend
@@ -66,6 +72,35 @@ def admin_app(gateway: Gateway, guard: AdminGuard) -> FastAPI:
     @app.get("/admin/backends/{name}")
     async def backend(name: str) -> BackendView:
         return view(existing(name))
+
+    @app.post("/admin/backends", status_code=201)
+    async def add(body: BackendSettings) -> BackendView:
+        """One more engine, of those that the configuration allows to be added."""
+        if not may_add(body.url, gateway.settings.server.allowed_backends):
+            raise errors.Forbidden("server.allowed_backends does not allow an engine there.")
+        try:
+            member = await asyncio.to_thread(Member.of, body)
+        except OSError as error:
+            raise errors.InvalidRequest(
+                f"tls_ca_file cannot be used: {error.strerror}.", "tls_ca_file"
+            ) from None
+        for other in fleet.members.values():
+            if other.clashes(body):
+                leaves = ", which is being removed" if other.removal is not None else ""
+                raise errors.InvalidRequest(f"It has the name or the engine of {other.name}{leaves}.")
+        alone = gateway.settings.model_copy(update={"backends": (body,)})
+        for path, reason in contradictions(alone):
+            raise errors.InvalidRequest(f"{dotted(path)} {reason}.")
+        member.configured = False
+        fleet.join(member)
+        return view(existing(body.name))
+
+    @app.delete("/admin/backends/{name}")
+    async def remove(name: str) -> DrainView:
+        """No new request starts there; when those that run have finished, it is gone."""
+        backend = existing(name)
+        fleet.remove(name)
+        return progress(backend)
 
     @app.post("/admin/backends/{name}/drain")
     async def drain(name: str, body: DrainRequest | None = None) -> DrainView:
@@ -130,6 +165,26 @@ def admin_app(gateway: Gateway, guard: AdminGuard) -> FastAPI:
     async def advice() -> Answer:
         """Whether other context windows would have served the traffic better; takes up to a minute."""
         return await gateway.advisor.advice()
+
+    @app.post("/admin/reload")
+    async def reload() -> ReloadView:
+        """Read the configuration again; if anything is wrong with it, nothing changes."""
+        try:
+            done = await gateway.reload()
+        except ConfigError as error:
+            faults = "; ".join(map(str, error.faults))
+            raise errors.InvalidRequest(
+                f"The configuration is refused and nothing has changed: {faults}."
+            ) from None
+        return ReloadView(changed=list(done.changed), standing=list(done.standing))
+
+    @app.post("/admin/shutdown")
+    async def shutdown() -> ShutdownView:
+        """As SIGTERM does: those that run or wait may finish. A second one does not hurry it."""
+        if not gateway.stopping:
+            gateway.stopping = True
+            gateway.stop()
+        return ShutdownView(in_flight=len(inflights.by_id))
 
     @app.get("/metrics", response_class=Response)
     async def metrics() -> Response:

@@ -98,6 +98,19 @@ class DrainView(BaseModel):
     in_flight: int = Field(description="requests that still hold a slot, those of gone clients included")
 
 
+class ReloadView(BaseModel):
+    """What became of a configuration that was read again."""
+
+    changed: list[str] = Field(description="options and lists of tables that are followed now")
+    standing: list[str] = Field(description="those that differ too, but count from the next start on")
+
+
+class ShutdownView(BaseModel):
+    """The gateway is about to stop."""
+
+    in_flight: int = Field(description="requests that run or wait, and may finish")
+
+
 class WaitingView(BaseModel):
     """One request in the queue, in the order in which they start."""
 
@@ -106,7 +119,9 @@ class WaitingView(BaseModel):
     agent: str
     model: str
     age_seconds: float
-    predicted_start_seconds: float | None = Field(description="from now; null: nothing runs that could make room")
+    predicted_start_seconds: float | None = Field(
+        description="from now; null: nothing runs that could make room"
+    )
     prompt_tokens: int
     why: dict[str, Reason] = Field(description="why it does not start, by backend")
 

@@ -11,6 +11,7 @@ from gateway import __version__
 from gateway.cli.check import check
 from gateway.cli.drain import drain
 from gateway.cli.failure import CommandFailed
+from gateway.cli.key import key
 from gateway.cli.plan import plan
 from gateway.cli.prefix import prefix
 from gateway.cli.resume import resume
@@ -26,6 +27,7 @@ app = typer.Typer(
 )
 for command in (serve, check, status, drain, resume, usage, prefix, simulate, plan):
     app.command()(command)
+app.add_typer(key, name="key")
 
 
 def _print_version(wanted: bool) -> None:

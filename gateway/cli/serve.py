@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -56,17 +56,20 @@ def serve(
     from gateway import logs
     from gateway.app import create_app
     from gateway.lifecycle import serve as run
+    from gateway.settings import file_of
 
     logs.setup("INFO")
     log.info("slotgate %s", __version__)
-    settings = _settings(config, backend or [], host, port)
+    file = file_of(config, os.environ)
+    read = _reader(file, backend or [], host, port)
+    settings = _first(read)
     server = settings.server
     clients = _bind(server.host, server.port, "--port or server.port")
     operators = _bind(
         server.admin_host, server.admin_port, "server.admin_port or SLOTGATE_SERVER__ADMIN_PORT"
     )
     try:
-        gateway = create_app(settings)
+        gateway = create_app(settings, read=read, where=file or "")
     except OSError as error:  # certificates are files
         raise CommandFailed(f"A backend's tls_ca_file cannot be used: {error}.", 2) from None
     gateway.dispatcher.state_changed.append(lambda change: _tell(gateway, change))
@@ -80,15 +83,34 @@ def serve(
     log.info("stopped")
 
 
-def _settings(config: str | None, backends: list[str], host: str | None, port: int | None) -> Settings:
-    """The configuration; its backends are those found on this machine if it names none."""
-    from gateway.settings import ConfigError, is_loopback, load
+def _reader(
+    file: str | None, backends: list[str], host: str | None, port: int | None
+) -> Callable[[], Settings]:
+    """How the configuration is read, now and later: always the same file. Its backends are those found on
+    this machine if it names none at first."""
+    from gateway.settings import load
+
+    found, first = list[str](), True
+
+    def read() -> Settings:
+        nonlocal first
+        settings = load(file, os.environ, backends=backends, host=host, port=port)
+        if first and not settings.backends:
+            found.extend(_found({settings.server.port, settings.server.admin_port}))
+        if found and not settings.backends:
+            settings = load(file, os.environ, backends=found, host=host, port=port)
+        first = False
+        return settings
+
+    return read
+
+
+def _first(read: Callable[[], Settings]) -> Settings:
+    """The configuration to start with."""
+    from gateway.settings import ConfigError, is_loopback
 
     try:
-        settings = load(config, os.environ, backends=backends, host=host, port=port)
-        if not settings.backends:
-            own = {settings.server.port, settings.server.admin_port}
-            settings = load(config, os.environ, backends=_found(own), host=host, port=port)
+        settings = read()
     except ConfigError as error:
         raise CommandFailed(str(error), 2) from None
     if not is_loopback(settings.server.host) and not settings.keys:

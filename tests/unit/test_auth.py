@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.auth import KEY_BYTES_MAX, OPEN, AdminGuard, Keys
-from gateway.errors import Forbidden, Headers, InvalidApiKey
+from gateway.auth import KEY_BYTES_MAX, OPEN, AdminGuard, Keys, may_add
+from gateway.errors import Forbidden, Headers, InvalidApiKey, KeyConcurrency
 from gateway.settings import KeySettings
 from policies.types import Priority
 
@@ -169,3 +169,76 @@ def test_without_a_token_nobody_else_may_ask(headers: Headers) -> None:
     """Rebound names and pages of other sites are refused."""
     with pytest.raises(Forbidden):
         AdminGuard("").check(headers)
+
+
+def test_a_key_has_no_more_requests_at_a_time_than_it_may() -> None:
+    """Exactly so many; each that ends, however it ended, makes room for one."""
+    keys = Keys([configured("sg-1", concurrency_max=2), configured("sg-2", "team-b")])
+    mine, other = bearer(b"sg-1"), bearer(b"sg-2")
+    first, second = keys.enter(mine, 0.0), keys.enter(mine, 0.0)
+    with pytest.raises(KeyConcurrency):
+        keys.enter(mine, 1.0)
+    for _ in range(100):
+        keys.enter(other, 1.0)
+    keys.leave(first, 10.0)
+    third = keys.enter(mine, 10.0)
+    with pytest.raises(KeyConcurrency) as refused:
+        keys.enter(mine, 11.0)
+    assert refused.value.retry_after_seconds == 10.0  # as long as it took the last time
+    for key in (second, third):
+        keys.leave(key, 12.0)
+    assert [keys.enter(mine, 13.0).name for _ in range(2)] == ["team-a"] * 2
+
+
+def test_other_keys_are_followed_at_once_and_what_runs_counts() -> None:
+    """One that is gone opens nothing any more; a limit that came counts the requests from before."""
+    keys = Keys([configured("sg-1"), configured("sg-2", "team-b")])
+    running = [keys.enter(bearer(b"sg-1"), 0.0) for _ in range(3)]
+    gone = keys.enter(bearer(b"sg-2"), 0.0)
+    keys.follow([configured("sg-1", concurrency_max=3)])
+    with pytest.raises(InvalidApiKey):
+        keys.enter(bearer(b"sg-2"), 1.0)
+    with pytest.raises(KeyConcurrency):
+        keys.enter(bearer(b"sg-1"), 1.0)
+    for key in (gone, running[0]):
+        keys.leave(key, 2.0)
+    assert keys.enter(bearer(b"sg-1"), 2.0).name == "team-a"
+
+
+def test_the_admin_token_can_be_another_one_from_now_on() -> None:
+    """Then the one before opens nothing."""
+    guard = AdminGuard("old")
+    guard.follow("new")
+    guard.check(bearer(b"new"))
+    with pytest.raises(InvalidApiKey):
+        guard.check(bearer(b"old"))
+
+
+@pytest.mark.parametrize(
+    ("url", "allowed"),
+    [
+        ("http://10.1.2.3:8000", True),
+        ("http://10.1.2.3", True),
+        ("http://11.1.2.3:8000", False),
+        ("http://engine.lan:8000", True),
+        ("http://engine.lan:8001", False),
+        ("http://engine.lan", False),
+        ("http://any.lan:1", True),
+        ("https://any.lan", True),
+        ("http://x.any.lan", False),
+        ("http://any.lan.", False),
+        ("http://192.168.0.7:1", True),
+        ("http://192.168.0.8:1", False),
+        ("http://[fd00::1]:8000", True),
+        ("http://[fd00::1]:8001", False),
+        ("http://[fe80::1]", False),
+        ("http://[::ffff:10.1.2.3]:8000", False),
+        ("http://167838211:8000", False),  # 10.1.2.3 as C libraries read it
+        ("http://0x0a010203", False),
+    ],
+)
+def test_what_may_be_added_while_it_runs(url: str, allowed: bool) -> None:
+    """By network, or by name as it is written, with its port if one is named."""
+    places = ("10.0.0.0/8", "engine.lan:8000", "any.lan", "192.168.0.7", "[fd00::1]:8000")
+    assert may_add(url, places) is allowed
+    assert not may_add(url, ())

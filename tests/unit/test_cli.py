@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +16,14 @@ import pytest
 from rich.console import Console
 
 from gateway import __version__, errors
+from gateway.auth import Keys
 from gateway.cli.admin_client import AdminClient, backend_path
 from gateway.cli.app import main
 from gateway.cli.failure import CommandFailed
 from gateway.cli.status_page import bar, page
+from gateway.settings import Settings
 
-COMMANDS = ("serve", "check", "status", "drain", "resume", "usage", "prefix", "simulate", "plan")
+COMMANDS = ("serve", "check", "status", "drain", "resume", "usage", "prefix", "simulate", "plan", "key")
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
@@ -251,3 +255,24 @@ def test_a_page_shows_names_as_text() -> None:
         "and 5 more",
     ):
         assert shown in " ".join(text.split()), shown
+
+
+# -- key ------------------------------------------------------------------------------------------
+
+
+def test_a_new_key_opens_what_its_table_is_for(capsys: pytest.CaptureFixture[str]) -> None:
+    """The table is TOML as the configuration takes it, and holds the hash of the printed key alone."""
+    code, out, _ = run(capsys, "key", "new", "team-a")
+    secret = out.splitlines()[0].split()[-1]
+    (table,) = Settings.model_validate(tomllib.loads(out)).keys
+    assert code == 0
+    assert Keys([table]).identify([(b"authorization", f"Bearer {secret}".encode())]).name == "team-a"
+    told = json.loads(run(capsys, "key", "new", "team-a", "--json")[1])
+    assert hashlib.sha256(told["key"].encode()).hexdigest() == told["sha256"]
+    assert told["key"] != secret and len(told["key"]) > 40
+
+
+def test_a_key_has_a_name(capsys: pytest.CaptureFixture[str]) -> None:
+    """One that would break the table is refused."""
+    code, _, err = run(capsys, "key", "new", 'a"b')
+    assert code == 2 and "NAME must be" in err

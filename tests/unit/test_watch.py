@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from gateway.options import BackendSettings
+from gateway.options import BackendSettings, WarmupSettings
 from gateway.probes import NoAnswer
 from gateway.watch import OTHER_SECONDS, READY_SECONDS, SILENT_MAX
 from policies.types import Source, State
@@ -305,7 +305,8 @@ async def test_the_last_backend_of_a_model_is_not_left_ejected(stage: Stage) -> 
         slot.first_token()
     assert stage.backend.state is State.READY
 
-    other = stage.fleet.add(BackendSettings(name="b", url="http://127.0.0.1:2", models=(MODEL,)))
+    none = WarmupSettings(requests=0)
+    other = stage.fleet.add(BackendSettings(name="b", url="http://127.0.0.1:2", models=(MODEL,), warmup=none))
     stage.dispatcher.apply(admission.set_state("b", State.READY, now()))
     for _ in range(3):
         stage.dispatcher.apply(admission.failed("a", now(), "status"))
