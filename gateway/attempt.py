@@ -311,14 +311,14 @@ class Attempt:
     def _interrupted(self) -> None:
         """A time limit passed, or somebody ended the request: whose fault is it?
 
-        An engine that hangs may answer every probe, so only its requests tell. But one that has sent
-        what was not read yet does not hang: its client does. And one that need not stream may be busy
-        with a long answer, unless it is silent to probes too.
+        An engine that hangs may answer every probe, so only its requests tell. But if nobody waited for
+        it, it does not hang: the client does, which takes nothing. And one that need not stream may be
+        busy with a long answer, unless it is silent to probes too.
         """
         live = self._live
         if not isinstance(live.failure, errors.FirstTokenTimeout | errors.IdleTimeout):
             return
-        if self._exchange.unread or self._exchange.complete:
+        if not self._exchange.waited and (self._exchange.unread or self._exchange.complete):
             live.failure = errors.ClientGone()
         elif self._streams or self._member.silent:
             self._failed("stall", live.failure.code)

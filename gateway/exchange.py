@@ -68,12 +68,14 @@ class Exchange:
         "answered",
         "complete",
         "reused",
+        "waited",
     )
 
     def __init__(self, *, bodiless: bool = False) -> None:
         self.complete = False  # the response has arrived whole, read or not
         self.answered = False
         self.reused = False
+        self.waited = False  # the last reader was cancelled while it waited for the engine
         self._bodiless = bodiless  # the answer to HEAD announces a body that never comes
         self._head: Head | None = None
         self._chunks: list[bytes] = []
@@ -155,6 +157,9 @@ class Exchange:
         self._waiter = asyncio.get_running_loop().create_future()
         try:
             await self._waiter
+        except asyncio.CancelledError:
+            self.waited = True
+            raise
         finally:
             self._waiter = None
 

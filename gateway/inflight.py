@@ -25,6 +25,7 @@ from policies.types import Call
 log = logging.getLogger("slotgate.inflight")
 
 SWEEP_SECONDS = 0.25
+LATE_SECONDS = 2 * SWEEP_SECONDS
 # Silence after the end of the process that had the request, until it is taken for lost. A process that
 # closes its port may still finish what it has: a stream shows that, a prefill or a whole answer does not.
 LOST_STREAM_SECONDS = 5.0
@@ -181,11 +182,21 @@ class Inflights:
                 live.exchange.abort("silent since the engine's process ended")
 
     async def run(self) -> None:
-        """Sweep until cancelled."""
+        """Sweep until cancelled.
+
+        After a pause of the whole process, limits have passed that engines have kept: what they sent waits
+        to be read. So a sweep that comes late lets the one behind it judge.
+        """
+        late = False
         while True:
+            slept = self._clock()
             await asyncio.sleep(SWEEP_SECONDS)
+            now = self._clock()
+            late = not late and now - slept > LATE_SECONDS
+            if late:
+                continue
             try:
-                self._sweep(self._clock())
+                self._sweep(now)
             except Exception:  # a defect of ours; without this clock no request would have a limit
                 log.exception("a sweep over the requests failed inside the gateway")
 

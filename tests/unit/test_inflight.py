@@ -146,3 +146,34 @@ def test_heartbeats_by_mode() -> None:
     assert Chat().heartbeat("comment", "m", "r1", include_usage=True).startswith(b":")
     assert b"text_completion" in Completions().heartbeat("chunk", "m", "r1", include_usage=False)
     assert Chat().heartbeat("off", "m", "r1", include_usage=True) == b""
+
+
+async def test_a_late_sweep_does_not_judge() -> None:
+    """After a pause of the whole process, what has come meanwhile is read first."""
+    times = iter([0.0, 5.0, 5.0, 5.3])
+    swept: list[float] = []
+
+    class Noted(Inflights):
+        def _sweep(self, now: float) -> None:
+            swept.append(now)
+
+    one = Noted("auto", 10.0, lambda live, now: True, lambda: next(times))
+    running = asyncio.create_task(one.run())
+    await asyncio.wait([running], timeout=30.0)  # it ends when the clock has no more times
+    assert swept == [5.3]
+
+
+async def test_silence_can_be_forgiven() -> None:
+    """An answer that is whole all the same is not interrupted after all; another failure stands."""
+    live = inflight(Wire())
+    loop = asyncio.get_running_loop()
+    with inflights().serve(live):
+        loop.call_soon(live.interrupt, errors.IdleTimeout(1))
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.sleep(60)
+        assert live.forgive_silence()
+        live.sweep(99.0)
+        await asyncio.sleep(0)
+    assert live.failure is None
+    live.failure = errors.ClientGone()
+    assert not live.forgive_silence()
