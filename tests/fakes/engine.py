@@ -38,7 +38,7 @@ class FakeEngine:
         self.options = options
         face = PERSONALITIES[options.personality]
         kv_tokens = options.kv_tokens or options.slots * options.context_tokens
-        warmth = Warmth(face.warm, face.block_tokens, kv_tokens)
+        warmth = Warmth(face.warm, face.block_tokens, kv_tokens, options.host_tokens)
         self.slots = Slots(options.slots, warmth, caches=options.prefix_cache, kv_tokens=options.kv_tokens)
         self.records = Records()
         self.personality = face(options, self.slots, self.records)

@@ -33,6 +33,7 @@ class Options:
     idle_seconds: float = 0.0  # idle connections are closed after this; 0: never
     shutdown_seconds: float = 0.0  # after SIGTERM what runs may finish; 0: it is ended at once
     prefix_cache: bool = False
+    host_tokens: int = 0  # of what its cache gives up, kept in the host's memory or on disk
     profile: str = ""  # of the simulator's engines the one that sets its times: see `modelled`
     speed: float = 1.0  # how many times as fast
 
