@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping
 
 from policies import filters
 from policies.calibration import Calibration
+from policies.ejection import RAMP_SLOTS
 from policies.placement import Place, Placement
 from policies.prefix import Shadow
 from policies.queue import Group, Queue, group_of
@@ -91,7 +92,10 @@ class Admission:
         backend.ejection.succeeded()
         decisions: list[Decision] = []
         if lease.trial and backend.state is State.EJECTED:
+            backend.resting = max(0, backend.slots - RAMP_SLOTS)
             decisions += self._enter(backend, State.READY, "", now)
+        elif backend.resting:
+            backend.resting -= 1
         return decisions + self._dispatch(now)
 
     def prefilled(self, id: str, now: float) -> list[Decision]:
@@ -196,6 +200,7 @@ class Admission:
         if backend.context_tokens not in (None, context_tokens):  # only another process has another context
             backend.restarted()
         backend.slots, backend.slots_source = slots, source
+        backend.resting = min(backend.resting, slots - 1)
         backend.context_tokens, backend.kv_tokens = context_tokens, kv_tokens
         backend.shadow.resize(slots, kv_tokens)
         return self._dispatch(now)

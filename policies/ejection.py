@@ -2,7 +2,9 @@
 
 Statistical outlier rules need more hosts and requests than a fleet of two to six engines has, so
 only failures in a row count. The pause grows from 30 s to 300 s; after it exactly one request tries.
-Client errors and overload answers are not failures.
+After that it gets its slots back one by one, with each first token: an engine that has just stood still may
+be slow, and what fails there fails for one or two and not for all. Client errors and overload answers are not
+failures.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from dataclasses import dataclass
 FAILURES_IN_A_ROW = 3
 PAUSE_SECONDS = 30.0
 PAUSE_SECONDS_MAX = 300.0
+RAMP_SLOTS = 2  # once the one that tried has its first token
 
 
 @dataclass(slots=True)

@@ -67,7 +67,7 @@ def blocked(
     if now < backend.paused_until:
         return Reason.PAUSED
     free = backend.free
-    if not free:
+    if not free or (backend.resting and len(backend.leases) >= backend.slots - backend.resting):
         return Reason.SLOTS
     if backend.kv_tokens is not None and parched(call, backend):
         return Reason.KV_BUDGET

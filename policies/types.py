@@ -197,6 +197,7 @@ class Backend:
     routes: frozenset[str] = frozenset()
     foreign: int = 0  # requests at the engine that are not ours
     withheld: int = 0  # free slots that are not to be given now: others are first in line for them
+    resting: int = 0  # slots that it does not get back yet after an ejection: each first token brings one
     paused_until: float = 0.0
     changes: int = 0  # of what runs there, and so of what its cache holds
     last_grant: int = 0  # serial number, so that ties rotate
@@ -212,6 +213,7 @@ class Backend:
 
     def restarted(self) -> None:
         """Another process runs there: nothing is cached, and what was learnt is a guess again."""
+        self.resting = 0
         self.shadow.clear()
         self.calibration.restarted()
         self.service = self.calibration.model

@@ -147,6 +147,8 @@ class Invariants:
         noticed = self._clock() - self._tick_seconds
         if not backend.free or backend.paused_until > noticed:
             return True
+        if backend.resting and len(backend.leases) >= backend.slots - backend.resting:
+            return True  # it comes back from an ejection
         if backend.state is not State.READY and (not backend.half_open or backend.ejection.until > noticed):
             return True
         return (

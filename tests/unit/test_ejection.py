@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from policies.admission import Admission
 from policies.ejection import Ejection
-from policies.types import State, StateChanged
+from policies.types import Source, State, StateChanged
 from tests.unit.fleet import a_backend, a_call, a_chain, an_admission, granted
 
 
@@ -51,10 +51,10 @@ def eject(admission: Admission, name: str = "backend", now: float = 0.0) -> None
 
 
 def test_an_ejected_backend_takes_nothing_until_its_pause_is_over() -> None:
-    """Calls wait; then exactly one tries, and its first token opens the backend for all."""
+    """Calls wait; then exactly one tries, and with each first token one more may run beside it."""
     admission = an_admission(a_backend(slots=3), a_backend("other", slots=0))
     eject(admission)
-    for id in ("a", "b", "c"):
+    for id in ("a", "b", "c", "d"):
         assert granted(admission.submit(a_call(id), 1.0)) == {}
     assert admission.tick(29.9) == []
     decisions = admission.tick(30.0)
@@ -62,8 +62,29 @@ def test_an_ejected_backend_takes_nothing_until_its_pause_is_over() -> None:
     assert granted(admission.tick(31.0)) == {}
     decisions = admission.first_token("a", 32.0)
     assert decisions[0] == StateChanged("backend", State.READY, "")
-    assert granted(decisions) == {"b": "backend", "c": "backend"}
+    assert granted(decisions) == {"b": "backend"}
     assert admission.backends["backend"].ejection.until == 0.0
+    assert granted(admission.tick(33.0)) == {}
+    assert granted(admission.first_token("b", 34.0)) == {"c": "backend"}
+    assert granted(admission.first_token("c", 35.0)) == {}, "three slots are all there are"
+    assert granted(admission.finish("a", 36.0)) == {"d": "backend"}
+
+
+def test_a_backend_with_fewer_slots_or_another_process_owes_none() -> None:
+    """What is held back after an ejection never holds all, and ends with the process that had failed."""
+    admission = an_admission(a_backend(slots=8))
+    eject(admission)
+    admission.answered("backend", 1.0)
+    admission.submit(a_call("a"), 1.0)
+    admission.first_token("a", 2.0)
+    backend = admission.backends["backend"]
+    assert backend.resting == 6
+    admission.resize("backend", 3.0, slots=2, source=Source.REPORTED, context_tokens=None)
+    admission.finish("a", 3.0)
+    assert granted(admission.submit(a_call("b"), 4.0)) == {"b": "backend"}
+    backend.resting = 1
+    admission.restarted("backend")
+    assert granted(admission.submit(a_call("c"), 5.0)) == {"c": "backend"}
 
 
 def test_a_failed_trial_waits_longer_for_the_next() -> None:
