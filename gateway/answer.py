@@ -11,7 +11,10 @@ from typing import Any
 
 from gateway.accounting import Usage
 from gateway.routes.base import Assembly, Route
-from gateway.sse import data_of, event_end, events
+from gateway.sse import EventTooLarge, data_of, event_end, events
+
+HELD_BYTES_MAX = 4 * 1024 * 1024  # before the first token: the role, progress
+PIECE_BYTES = 64  # that one of them takes beside its own
 
 
 class StreamedAnswer:
@@ -25,6 +28,7 @@ class StreamedAnswer:
     __slots__ = (
         "_assembly",
         "_held",
+        "_held_bytes",
         "_markers",
         "_route",
         "_token_mark",
@@ -46,6 +50,7 @@ class StreamedAnswer:
         self._wants_usage = wants_usage
         self._assembly = assembly
         self._held: list[bytes] = []
+        self._held_bytes = 0
         self.first_token = False
         self.finished = False  # the reason why it ends was seen
         self.done = False  # its end was seen
@@ -137,9 +142,15 @@ class StreamedAnswer:
         if seen.done:
             self.done = True
         if not self.committed:
-            self._held.append(event)
+            self._hold(event)
             return b""
         return self._released(event)
+
+    def _hold(self, event: bytes) -> None:
+        self._held.append(event)
+        self._held_bytes += len(event) + PIECE_BYTES
+        if self._held_bytes > HELD_BYTES_MAX:
+            raise EventTooLarge(HELD_BYTES_MAX)
 
     def _released(self, event: bytes) -> bytes:
         if not self._held:

@@ -26,7 +26,8 @@ from policies import filters
 from policies.retry_budget import RetryBudget
 
 REFUSAL_BYTES_MAX = 1_048_576
-ANSWER_BYTES_MAX = 67_108_864
+ANSWER_BYTES_MAX = 67_108_864  # of embeddings
+TEXT_BYTES_MAX = 33_554_432  # of what an engine writes, with all its logprobs
 CONNECT_PAUSE_SECONDS = 1.0
 OVERLOAD_PAUSE_SECONDS = 2.0  # for an engine that is full and does not say for how long
 STALE_SECONDS = 0.5  # a request on a closed connection is reset within a round trip; later it had begun
@@ -203,7 +204,7 @@ class Attempt:
         if not self._exchange.complete:  # else the whole answer is there with its head
             self._slot.prefilled(self._slot.lease)
         live.enter(Phase.DECODE, self._clock(), whole=True)
-        body = await self._exchange.body(ANSWER_BYTES_MAX)
+        body = await self._exchange.body(TEXT_BYTES_MAX if request.route.generates else ANSWER_BYTES_MAX)
         document = object_of(body)
         if document is None or not request.route.is_answer(document):
             told = document is not None and document.get("error")

@@ -15,6 +15,7 @@ from typing import NamedTuple, Protocol, cast
 import httptools
 
 UNREAD_BYTES_MAX = 1 << 20  # large, since engines drop readers that stall; but there is a bound
+PIECES_MAX = 1024  # of what is unread: to join a piece takes 80 bytes, and it may have one
 FRAMING_BYTES_MAX = 1 << 18  # in a row without a byte of a body: a head, chunk extensions, trailers
 FIELDS_MAX = 1000  # header fields of one response
 
@@ -344,7 +345,10 @@ class Connection(asyncio.Protocol):
         assert exchange is not None
         self._framing_bytes = 0
         if exchange._cause is None:
-            exchange._chunks.append(data)
+            chunks = exchange._chunks
+            chunks.append(data)
+            if len(chunks) > PIECES_MAX:
+                chunks[:] = (b"".join(chunks),)
             exchange._unread_bytes += len(data)
 
     def on_message_complete(self) -> None:

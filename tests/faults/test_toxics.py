@@ -13,7 +13,7 @@ import pytest
 
 from tests.faults.toxics import KINDS, Proxy, proxy
 from tests.faults.verdict import COMPLETED, verdict
-from tests.processes.asking import ask, metric, quiet
+from tests.processes.asking import ask, backend, metric, quiet
 from tests.processes.fleet import becomes, settled
 from tests.processes.harness import Engine, Gateway, chat, engine, gateway, until
 
@@ -54,10 +54,10 @@ async def heal(front: Gateway, name: str) -> None:
 
     async def served() -> bool:
         reply = await ask(front, chat("heal") | {"model": f"model-{name}"})
-        return reply.head.status == 200 and reply.events[-1].done
+        whole = reply.head.status == 200 and reply.events[-1].done
+        return bool(whole and (await backend(front, name))["state"] == "ready")
 
     await until(served, f"{name} well again", 60.0)
-    await becomes(front, name, "ready", 60.0)
 
 
 async def starts(engines: list[Engine]) -> Counter[str]:

@@ -84,7 +84,7 @@ class Proxy:
 
 async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """From the gateway to the engine, untouched, its close too."""
-    with suppress(ConnectionError):
+    with suppress(OSError):
         while data := await reader.read(READ_BYTES):
             writer.write(data)
             await writer.drain()
@@ -97,7 +97,7 @@ async def spoil(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, toxi
     """From the engine to the gateway."""
     cuts = [cut for cut in (toxics.limit_data, toxics.reset, toxics.hold) if cut is not None]
     left = min(cuts, default=None)
-    with suppress(ConnectionError):
+    with suppress(OSError):  # shut down by then
         while data := await reader.read(toxics.slicer or READ_BYTES):
             await asyncio.sleep(toxics.latency + (len(data) / toxics.bandwidth if toxics.bandwidth else 0.0))
             if left is not None and len(data) > left:

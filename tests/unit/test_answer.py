@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from gateway.answer import StreamedAnswer
 from gateway.routes.chat import Chat
 from gateway.routes.choices import DONE
+from gateway.sse import EventTooLarge
 
 CHAT = Chat()
 
@@ -194,3 +195,11 @@ def test_splitting_changes_nothing(frames: list[bytes], data: st.DataObject) -> 
 def test_no_bytes_break_it(data: bytes) -> None:
     """Whatever an engine sends is read without an exception."""
     answered(data + b"\n\n", HELLO, data + b"\n\n")
+
+
+def test_what_is_held_back_is_bounded() -> None:
+    """An engine that never comes to a token does not fill our memory."""
+    answer = StreamedAnswer(CHAT, wants_usage=False)
+    assert answer.take(ROLE * 1000) == b""
+    with pytest.raises(EventTooLarge):
+        answer.take(ROLE * 30_000)
