@@ -19,6 +19,7 @@ from fastapi.responses import JSONResponse, Response
 
 from gateway import __version__, errors
 from gateway.accounting import Accounts
+from gateway.admin.door import BODIES_BYTES_MAX, BODY_BYTES_MAX
 from gateway.admin.events import Events
 from gateway.admin.figures import Reader
 from gateway.admin.history import History
@@ -33,6 +34,7 @@ from gateway.edge import AsgiArrival, Receive, Scope, Send
 from gateway.fleet import Fleet
 from gateway.handler import Handler
 from gateway.inflight import Inflight, Inflights, Phase
+from gateway.intake import Intake
 from gateway.lessons import Lessons
 from gateway.member import Member
 from gateway.mender import Mender
@@ -114,11 +116,12 @@ class Gateway:
         )
         self.dispatcher.state_changed.append(self.events.state_changed)
         self.stopping = False  # not ready any more, whatever the backends say
-        self.stop = partial(signal.raise_signal, signal.SIGTERM)  # asks whoever runs it to end it
+        self.stop: Callable[[], None] = partial(signal.raise_signal, signal.SIGTERM)  # whoever runs it
         self.api = client_api(self)
         self.reload = Reload(self, read or (lambda: settings), where)
         self.guard = AdminGuard(settings.server.admin_token.get_secret_value())
-        self.admin = admin_app(self, self.guard)
+        self.admin_intake = Intake(BODY_BYTES_MAX, BODIES_BYTES_MAX)
+        self.admin = admin_app(self, self.guard, self.admin_intake)
         for backend in settings.backends:
             self.fleet.add(backend)
 
@@ -172,10 +175,12 @@ class Gateway:
         """No new requests; those that wait or run have this long to finish, then they are ended."""
         self.stopping = True
         self.admission.close()
+        self.handler.intake.close()
         if not await self.inflights.ended(seconds):
             self.inflights.interrupt(errors.ShuttingDown)
             await self.inflights.ended(5.0)
         self.events.close()
+        self.admin_intake.close()
 
     def _may_beat(self, live: Inflight, now: float) -> bool:
         """Whether a queued request's head may go out: not while a 503 may still have to be its status."""

@@ -11,6 +11,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 from gateway import errors
 from gateway.edge import Arrival, Head, declared_bytes
 from gateway.errors import Headers
+from gateway.intake import Intake
 
 if TYPE_CHECKING:
     from gateway.server import EdgeProtocol
@@ -94,17 +95,15 @@ class DirectArrival:
 
     # -- the handler calls these ------------------------------------------------------------------
 
-    async def body(self, bytes_max: int) -> bytes:
+    async def body(self, intake: Intake) -> bytes:
         """See `Arrival`."""
         if self.more_body:  # a timer would cost more than all the rest
-            seconds = self._protocol.body_seconds_max
             try:
-                async with asyncio.timeout(seconds):
-                    await self._arrived(max(0, bytes_max))
-            except TimeoutError:
+                await self._arrived(intake)
+            except errors.GatewayError:
                 self._drop()
-                raise errors.RequestTimeout(seconds) from None
-        size, body = self._size, self._begun
+                raise
+        size, body, bytes_max = self._size, self._begun, intake.body_bytes_max
         if self._more and size <= bytes_max:
             body += self._more
         self._drop()
@@ -120,15 +119,16 @@ class DirectArrival:
     def _size(self) -> int:
         return len(self._begun) + len(self._more)
 
-    async def _arrived(self, bytes_max: int) -> None:
-        if declared_bytes(self.fields) > bytes_max:
-            self._drop()
-            raise errors.BodyTooLarge(bytes_max)
-        while self.more_body and self._size <= bytes_max:
-            if self.disconnected:
-                raise errors.ClientGone
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
+    async def _arrived(self, intake: Intake) -> None:
+        if declared_bytes(self.fields) > intake.body_bytes_max:
+            raise errors.BodyTooLarge(intake.body_bytes_max)
+        async with intake.read(self._protocol.body_seconds_max) as reading:
+            while self.more_body:
+                reading.has(self._size)
+                if self.disconnected:
+                    raise errors.ClientGone
+                self._waiter = asyncio.get_running_loop().create_future()
+                await self._waiter
 
     def watch(self, gone: Callable[[], None]) -> None:
         """See `Arrival`."""

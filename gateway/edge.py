@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from gateway import errors
 from gateway.errors import Headers
+from gateway.intake import Intake
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -45,9 +46,9 @@ class Arrival(Protocol):
         """What serves it: cancelled to interrupt it."""
         ...
 
-    async def body(self, bytes_max: int) -> bytes:
+    async def body(self, intake: Intake) -> bytes:
         """The whole body. Raises BodyTooLarge (at once if the client declares it), RequestTimeout,
-        ClientGone."""
+        QueueFull where too much of too many bodies is held, ShuttingDown, ClientGone."""
         ...
 
     def watch(self, gone: Callable[[], None]) -> None:
@@ -98,24 +99,20 @@ class AsgiArrival:
         self._body_seconds_max = body_seconds_max
         self._watcher: asyncio.Task[None] | None = None
 
-    async def body(self, bytes_max: int) -> bytes:
+    async def body(self, intake: Intake) -> bytes:
         """See `Arrival`."""
-        if declared_bytes(self.fields) > bytes_max:
-            raise errors.BodyTooLarge(bytes_max)
+        if declared_bytes(self.fields) > intake.body_bytes_max:
+            raise errors.BodyTooLarge(intake.body_bytes_max)
         parts: list[bytes] = []
         size = 0
-        try:
-            async with asyncio.timeout(self._body_seconds_max):
-                while (message := await self._receive())["type"] != "http.disconnect":
-                    parts.append(message.get("body", b""))
-                    size += len(parts[-1])
-                    if size > bytes_max:
-                        raise errors.BodyTooLarge(bytes_max)
-                    if not message.get("more_body", False):
-                        return b"".join(parts)
-                raise errors.ClientGone
-        except TimeoutError:
-            raise errors.RequestTimeout(self._body_seconds_max) from None
+        async with intake.read(self._body_seconds_max) as reading:
+            while (message := await self._receive())["type"] != "http.disconnect":
+                parts.append(message.get("body", b""))
+                size += len(parts[-1])
+                reading.has(size)
+                if not message.get("more_body", False):
+                    return b"".join(parts)
+            raise errors.ClientGone
 
     def watch(self, gone: Callable[[], None]) -> None:
         """See `Arrival`."""

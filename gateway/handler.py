@@ -18,6 +18,7 @@ from gateway.dispatcher import Dispatcher
 from gateway.edge import Arrival
 from gateway.identify import agent_of, call_of, conversation_of
 from gateway.inflight import Inflight, Inflights
+from gateway.intake import Intake
 from gateway.lessons import Lessons
 from gateway.mender import Mender
 from gateway.models import Models
@@ -55,6 +56,7 @@ class Handler:
         accounts: Accounts,
         clock: Callable[[], float],
     ) -> None:
+        self.intake = Intake(settings.server.body_bytes_max)
         self.follow(settings)
         self._keys = keys
         self._models = models
@@ -73,6 +75,7 @@ class Handler:
     def follow(self, settings: Settings) -> None:
         """Go by these settings from the next request on."""
         self._settings = settings
+        self.intake.follow(settings.server.body_bytes_max, settings.queue.waiting_bytes_max)
 
     async def serve(self, arrival: Arrival) -> None:
         """Answer this request, whatever becomes of it."""
@@ -87,7 +90,7 @@ class Handler:
                 # Only echoed and noted: two requests may carry the same one.
                 client.request_id = record.request_id = theirs.decode()
             key = self._keys.enter(arrival.fields, record.arrived)
-            body = await arrival.body(self._settings.server.body_bytes_max)
+            body = await arrival.body(self.intake)
             read = self._clock()
             request = parse(body, route)
             if not key.allows(request.model):

@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import gc
 import logging
+import resource
 import signal
 import socket
 import sys
@@ -22,7 +23,7 @@ from typing import Any, Literal
 
 import uvicorn
 
-from gateway import errors
+from gateway import errors, systemd
 from gateway.app import Gateway
 from gateway.direct import Serve
 from gateway.routes import ROUTES
@@ -33,19 +34,23 @@ log = logging.getLogger("slotgate.lifecycle")
 
 BACKLOG = 2048  # agents come in bursts; a short backlog shows as seconds of connect time
 KEEP_ALIVE_SECONDS = 75
+CONNECTIONS_MAX = 10_000  # of each port; an idle one takes some 10 KB
+DESCRIPTORS_MAX = 65_536
 LAST_SECONDS = 5
 GC_THRESHOLDS = (20_000, 20, 20)  # a request makes some 300 objects, none of which needs the collector
 SWITCH_SECONDS = 0.0005  # a stream waits so long for another thread, ten times at once; Python's is 0.005
 
 
 class Listener(uvicorn.Server):
-    """A uvicorn server that leaves signals to us. `direct`: see `EdgeProtocol`."""
+    """A uvicorn server that leaves signals to us. `direct`, `connections_max`: see `EdgeProtocol`."""
 
-    def __init__(self, app: Any, lifespan: Literal["on", "off"], direct: Mapping[bytes, Serve]) -> None:
+    def __init__(
+        self, app: Any, lifespan: Literal["on", "off"], direct: Mapping[bytes, Serve], connections_max: int
+    ) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
-                http=partial(EdgeProtocol, direct=direct),  # type: ignore[arg-type]
+                http=partial(EdgeProtocol, direct=direct, connections_max=connections_max),  # type: ignore[arg-type]
                 ws="none",
                 lifespan=lifespan,
                 log_config=None,
@@ -69,6 +74,18 @@ async def _reload(gateway: Gateway) -> None:
         await gateway.reload()
 
 
+def descriptors() -> int:
+    """How many this process may have: as many as the machine allows it, not what shells start with."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = DESCRIPTORS_MAX if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS_MAX)
+    if 0 <= soft < most:  # -1: as many as it wants
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+        except OSError:
+            return soft
+    return most
+
+
 def bind(host: str, port: int) -> socket.socket:
     """A listening socket. Raises OSError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -81,7 +98,11 @@ async def serve(
     """Serve both ports until a signal comes and everything has ended. `started` is called once both
     ports answer."""
     direct = {path.encode(): gateway.handler.serve for path in ROUTES}
-    servers = [Listener(gateway, "on", direct), Listener(gateway.admin, "off", {})]
+    most = descriptors()  # half is for clients: the rest, for engines and operators, must never be wanting
+    servers = [
+        Listener(gateway, "on", direct, min(CONNECTIONS_MAX, most // 2)),
+        Listener(gateway.admin, "off", {}, min(CONNECTIONS_MAX, most // 8)),
+    ]
     loop = asyncio.get_running_loop()
     stop, hurry = asyncio.Event(), asyncio.Event()
 
@@ -102,6 +123,7 @@ async def serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, signalled, number)
     loop.add_signal_handler(signal.SIGHUP, hung_up)
+    gateway.stop = partial(signalled, signal.SIGTERM)
     tasks = [
         loop.create_task(server.serve(sockets=[listening]))
         for server, listening in zip(servers, (clients, operators), strict=True)
@@ -116,8 +138,10 @@ async def serve(
         gc.set_threshold(*GC_THRESHOLDS)
         sys.setswitchinterval(SWITCH_SECONDS)
         started()
+        systemd.tell("READY=1")
         await asyncio.wait([loop.create_task(stop.wait()), *tasks], return_when="FIRST_COMPLETED")
         gateway.stopping = True
+        systemd.tell("STOPPING=1")
         left, seconds = len(gateway.inflights.by_id), gateway.settings.server.shutdown_seconds
         if left:
             log.info(

@@ -26,16 +26,22 @@ from gateway.transport import LingeringTransport
 HEAD_UNFINISHED_BYTES_MAX = 4 * HEADER_BYTES_MAX  # as much comes in one read
 HEAD_SECONDS_MAX = 10.0
 WAITING_MAX = 16  # requests behind one that runs, beyond which no more is read: each costs some 3 KB
+WAITING_BYTES_MAX = 1_048_576  # of their bodies
+UNREAD_SECONDS_MAX = 60.0  # in which a client takes nothing of its answer: it holds a slot
+SHUTDOWN_LINGER_SECONDS = 0.5
+CLOSED_SHARE = 16  # of the connections, when there are too many: to look at all of them takes a while
 
 
 class EdgeProtocol(HttpToolsProtocol):
     """One connection of a client.
 
-    `direct`: who serves POST requests to these paths without ASGI.
+    `direct`: who serves POST requests to these paths without ASGI. `connections_max`: of the server, beyond
+    which those are closed that have asked for nothing for longest.
     """
 
     head_seconds_max = HEAD_SECONDS_MAX
     body_seconds_max = BODY_SECONDS_MAX
+    unread_seconds_max = UNREAD_SECONDS_MAX
     transport: LingeringTransport
     cycle: RequestResponseCycle | DirectArrival  # type: ignore[assignment]  # the one that came last
     _served: RequestResponseCycle | DirectArrival | None = None  # the one before those that wait
@@ -54,13 +60,39 @@ class EdgeProtocol(HttpToolsProtocol):
         _loop: asyncio.AbstractEventLoop | None = None,
         *,
         direct: Mapping[bytes, Serve] | None = None,
+        connections_max: int | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self._direct = direct or {}
+        self._connections_max = connections_max
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(LingeringTransport(transport, self.loop, self._unread))
         self._idle()  # uvicorn bounds the silence between requests only
+        if self._connections_max is not None and len(self.connections) > self._connections_max:
+            self._make_room(self._connections_max)
+
+    def _make_room(self, connections_max: int) -> None:
+        """Close some that ask for nothing, or this one if all others are being served."""
+        there = [one for one in self.connections if isinstance(one, EdgeProtocol) and one.is_open]
+        if len(there) <= connections_max:  # the rest is closing
+            return
+        quiet = [(since, id(one), one) for one in there if (since := one.quiet_since) is not None]
+        quiet.sort()
+        for _, _, one in quiet[: 1 + connections_max // CLOSED_SHARE]:
+            one.transport.abort()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it is not about to be closed."""
+        return not self.transport.is_closing()
+
+    @property
+    def quiet_since(self) -> float | None:
+        """Since when the client owes us a request, or the end of its head; None: it has sent one."""
+        if self._idle_since is None and self._late is not None:
+            return self._late.when() - self.head_seconds_max
+        return self._idle_since
 
     def data_received(self, data: bytes) -> None:
         """Called by the loop."""
@@ -187,10 +219,15 @@ class EdgeProtocol(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
     def on_body(self, body: bytes) -> None:
-        if isinstance(self.cycle, DirectArrival):
-            self.cycle.take(body)
-        else:
+        cycle = self.cycle
+        if isinstance(cycle, DirectArrival):
+            cycle.take(body)
+        elif cycle is self._served:
             super().on_body(body)
+        else:  # not for uvicorn, which would read no more, and so hide that the client leaves
+            cycle.body += body
+            if sum(len(one.body) for one, _ in self.pipeline) > WAITING_BYTES_MAX:
+                self.transport.abort()
 
     def on_message_complete(self) -> None:
         if isinstance(self.cycle, DirectArrival):
@@ -234,6 +271,16 @@ class EdgeProtocol(HttpToolsProtocol):
             self.transport.close()
 
     # -- the client leaves ------------------------------------------------------------------------
+
+    def pause_writing(self) -> None:
+        """Called by the transport: the client does not take what is written."""
+        super().pause_writing()
+        self.transport.expect_progress(self.unread_seconds_max)
+
+    def shutdown(self) -> None:
+        """Called by the server: the last answer is the last."""
+        self.transport.linger_seconds = SHUTDOWN_LINGER_SECONDS
+        super().shutdown()
 
     def eof_received(self) -> None:
         """Called by the loop. Left to itself it would first write what the client does not read."""

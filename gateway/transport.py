@@ -13,7 +13,7 @@ class LingeringTransport(asyncio.Transport):
     """Closes so that the client gets what was written. `unread`: the client may still be sending, and a
     socket closed then resets the connection, which takes the answer from the client."""
 
-    __slots__ = ("_inner", "_lingers", "_loop", "_unread", "write")
+    __slots__ = ("_inner", "_lingers", "_loop", "_unread", "_watched", "linger_seconds", "write")
 
     def __init__(
         self, inner: asyncio.Transport, loop: asyncio.AbstractEventLoop, unread: Callable[[], bool]
@@ -22,27 +22,35 @@ class LingeringTransport(asyncio.Transport):
         self._loop = loop
         self._unread = unread
         self._lingers = False
+        self._watched = False
+        self.linger_seconds = LINGER_SECONDS
         self.write = inner.write  # type: ignore[method-assign]
 
     def close(self) -> None:
         """Send what is pending, then close: at once, or when the client has, or after a while."""
         if self._lingers or not self._unread() or self._inner.is_closing():
             self._inner.close()
-            self._expect_progress(None)
+            self._look(self.linger_seconds, None)  # a closed transport waits for its client without end
             return
         self._lingers = True
         self._inner.write_eof()
         self._inner.resume_reading()
-        self._loop.call_later(LINGER_SECONDS, self._inner.abort)
+        self._loop.call_later(self.linger_seconds, self._inner.abort)
 
-    def _expect_progress(self, unsent_bytes: int | None) -> None:
-        """A closed transport waits for the client to take what is left, without end: give up on one that
-        takes nothing."""
+    def expect_progress(self, seconds: float) -> None:
+        """Until all is sent, give up on a client that takes nothing of it for so long."""
+        if not self._watched:
+            self._watched = True
+            self._look(seconds, None)
+
+    def _look(self, seconds: float, unsent_bytes: int | None) -> None:
         left = self._inner.get_write_buffer_size()
-        if left and left == unsent_bytes:
+        if not left:
+            self._watched = False
+        elif left == unsent_bytes:
             self._inner.abort()
-        elif left:
-            self._loop.call_later(LINGER_SECONDS, self._expect_progress, left)
+        else:
+            self._loop.call_later(seconds, self._look, seconds, left)
 
     def abort(self) -> None:
         """Close at once."""

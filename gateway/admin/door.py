@@ -10,21 +10,24 @@ from gateway import errors
 from gateway.api import answer
 from gateway.auth import AdminGuard
 from gateway.edge import AsgiArrival, headers_of
+from gateway.intake import Intake
 
 BODY_BYTES_MAX = 65_536
+BODIES_BYTES_MAX = 16_777_216  # of those that are on their way
 
 
 class Door:
     """Who may not come in hears nothing else, not even which paths exist: it stands before the router,
     so that no route can be left open by forgetting to close it.
 
-    `pages`: what hangs outside, for everybody to read, by path.
+    `pages`: what hangs outside, for everybody to read, by path. `intake`: for what is brought in.
     """
 
-    def __init__(self, app: ASGIApp, guard: AdminGuard, pages: Mapping[str, ASGIApp]) -> None:
+    def __init__(self, app: ASGIApp, guard: AdminGuard, pages: Mapping[str, ASGIApp], intake: Intake) -> None:
         self._app = app
         self._guard = guard
         self._pages = pages
+        self._intake = intake
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -36,7 +39,7 @@ class Door:
                 await self._pages[scope["path"]](scope, receive, send)
                 return
             self._guard.check(scope["headers"])
-            body = await AsgiArrival(scope, receive, send).body(BODY_BYTES_MAX)
+            body = await AsgiArrival(scope, receive, send).body(self._intake)
         except errors.ClientGone:
             return
         except errors.GatewayError as error:

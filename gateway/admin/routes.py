@@ -30,6 +30,7 @@ from gateway.advising import Answer
 from gateway.api import answer_errors, exposition
 from gateway.auth import AdminGuard, may_add
 from gateway.inflight import Phase
+from gateway.intake import Intake
 from gateway.member import Member
 from gateway.options import BackendSettings
 from gateway.settings import ConfigError, contradictions, dotted
@@ -41,14 +42,14 @@ if TYPE_CHECKING:
     from gateway.app import Gateway
 
 
-def admin_app(gateway: Gateway, guard: AdminGuard) -> FastAPI:
+def admin_app(gateway: Gateway, guard: AdminGuard, intake: Intake) -> FastAPI:
     """The application of the admin port."""
     clock = gateway.dispatcher.clock
     admission, fleet, inflights = gateway.admission, gateway.fleet, gateway.inflights
     app = FastAPI(
         title="slotgate admin", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False
     )
-    app.add_middleware(Door, guard=guard, pages=pages())
+    app.add_middleware(Door, guard=guard, pages=pages(), intake=intake)
     answer_errors(app)
 
     def existing(name: str) -> Backend:

@@ -53,7 +53,7 @@ def serve(
             "anew; run one.",
             2,
         )
-    from gateway import logs
+    from gateway import logs, systemd
     from gateway.app import create_app
     from gateway.lifecycle import serve as run
     from gateway.settings import file_of
@@ -62,10 +62,11 @@ def serve(
     log.info("slotgate %s", __version__)
     file = file_of(config, os.environ)
     read = _reader(file, backend or [], host, port)
-    settings = _first(read)
+    handed = _handed()
+    settings = _as_handed(_first(read), handed)
     server = settings.server
-    clients = _bind(server.host, server.port, "--port or server.port")
-    operators = _bind(
+    clients = handed.get(systemd.CLIENTS) or _bind(server.host, server.port, "--port or server.port")
+    operators = handed.get(systemd.OPERATORS) or _bind(
         server.admin_host, server.admin_port, "server.admin_port or SLOTGATE_SERVER__ADMIN_PORT"
     )
     try:
@@ -146,6 +147,33 @@ def _found(own_ports: set[int]) -> list[str]:
             2,
         )
     return urls
+
+
+def _handed() -> dict[str, socket.socket]:
+    """The sockets that systemd holds for us."""
+    from gateway import systemd
+
+    try:
+        return systemd.sockets(os.environ)
+    except (OSError, ValueError) as error:
+        raise CommandFailed(f"The sockets of LISTEN_FDS cannot be used: {error}.", 2) from None
+
+
+def _as_handed(settings: Settings, handed: dict[str, socket.socket]) -> Settings:
+    """The settings with the addresses of these sockets, which listen where they were told to. Raises
+    CommandFailed where that contradicts the rest: a port for everybody needs its token."""
+    from gateway import systemd
+    from gateway.settings import contradictions, dotted
+
+    where = {}
+    for name, prefix in ((systemd.CLIENTS, ""), (systemd.OPERATORS, "admin_")):
+        if name in handed:
+            where[f"{prefix}host"], where[f"{prefix}port"] = handed[name].getsockname()[:2]
+    settings = settings.model_copy(update={"server": settings.server.model_copy(update=where)})
+    faults = [f"LISTEN_FDS: {dotted(path)}: {reason}" for path, reason in contradictions(settings)]
+    if faults:
+        raise CommandFailed("\n".join(faults), 2)
+    return settings
 
 
 def _bind(host: str, port: int, option: str) -> socket.socket:

@@ -10,6 +10,7 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from gateway import edge, errors, server
+from gateway.intake import Intake
 from gateway.transport import LingeringTransport
 
 
@@ -37,8 +38,8 @@ def part(body: bytes, more: bool = False) -> dict[str, Any]:
 
 async def test_a_body_in_parts_is_whole() -> None:
     """However it is cut, the body is what was sent."""
-    assert await arrival(receiver(part(b"ab"))).body(10) == b"ab"
-    assert await arrival(receiver(part(b"a", True), part(b"", True), part(b"b"))).body(10) == b"ab"
+    assert await arrival(receiver(part(b"ab"))).body(Intake(10)) == b"ab"
+    assert await arrival(receiver(part(b"a", True), part(b"", True), part(b"b"))).body(Intake(10)) == b"ab"
 
 
 @pytest.mark.parametrize(
@@ -53,7 +54,7 @@ async def test_a_body_in_parts_is_whole() -> None:
 async def test_a_body_over_the_limit_is_refused(headers: dict[bytes, bytes], messages: Any) -> None:
     """Declared or not, in one piece or many; what is declared is not even read."""
     with pytest.raises(errors.BodyTooLarge):
-        await arrival(receiver(*messages), headers.items()).body(10)
+        await arrival(receiver(*messages), headers.items()).body(Intake(10))
 
 
 async def test_a_body_that_does_not_come_is_not_waited_for() -> None:
@@ -69,7 +70,7 @@ async def test_a_body_that_does_not_come_is_not_waited_for() -> None:
             return messages.pop() if messages else await never()
 
         with pytest.raises(errors.RequestTimeout):
-            await arrival(receive, body_seconds_max=0.01).body(10)
+            await arrival(receive, body_seconds_max=0.01).body(Intake(10))
 
 
 class Quick(server.EdgeProtocol):
@@ -110,7 +111,7 @@ async def test_a_head_that_does_not_end_is_not_waited_for() -> None:
 async def test_a_client_that_leaves_in_the_middle_is_gone() -> None:
     """A disconnect before the end of the body is no error to answer."""
     with pytest.raises(errors.ClientGone):
-        await arrival(receiver(part(b"x", True), {"type": "http.disconnect"})).body(10)
+        await arrival(receiver(part(b"x", True), {"type": "http.disconnect"})).body(Intake(10))
 
 
 def test_headers_have_limits() -> None:
@@ -183,7 +184,7 @@ async def test_a_closed_connection_that_takes_nothing_is_given_up() -> None:
     transport = LingeringTransport(below, asyncio.get_running_loop(), lambda: False)
     below.unsent = 2
     transport.close()
-    transport._expect_progress(3)
+    transport._look(60.0, 3)
     assert not below.aborted
-    transport._expect_progress(2)
+    transport._look(60.0, 2)
     assert below.aborted

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import tracemalloc
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -15,6 +15,8 @@ from uvicorn.server import ServerState
 
 from gateway.direct import DirectArrival, Serve
 from gateway.edge import GONE, Arrival
+from gateway.errors import ClientGone
+from gateway.intake import Intake
 from gateway.server import EdgeProtocol
 
 OK = (200, [(b"content-length", b"2")])
@@ -66,6 +68,31 @@ async def asgi(scope: Any, receive: Any, send: Any) -> None:
 
 
 @asynccontextmanager
+async def server(serve: Serve, connections_max: int) -> AsyncIterator[tuple[int, ServerState]]:
+    """A server for so many clients, by its port; and what it knows of them."""
+    loop, state = asyncio.get_running_loop(), ServerState()
+    config = uvicorn.Config(asgi, lifespan="off", log_config=None)
+    config.load()
+    more: dict[str, Any] = {"direct": {b"/direct": serve}, "connections_max": connections_max}
+    listening = await loop.create_server(
+        lambda: EdgeProtocol(config, state, {}, loop, **more), "127.0.0.1", 0
+    )
+    async with listening:
+        try:
+            yield listening.sockets[0].getsockname()[1], state
+        finally:
+            for task in state.tasks:
+                task.cancel()
+
+
+async def until(so: Callable[[], bool]) -> None:
+    """Wait for it."""
+    async with asyncio.timeout(SECONDS):
+        while not so():  # noqa: ASYNC110 - nothing tells
+            await asyncio.sleep(0.001)
+
+
+@asynccontextmanager
 async def connected(
     serve: Serve, keep_alive_seconds: float = 60.0, app: ASGI3Application = asgi
 ) -> AsyncIterator[Connection]:
@@ -102,7 +129,7 @@ async def refuse(arrival: Arrival) -> None:
 
 async def answer(arrival: Arrival) -> None:
     """Reads the body and answers."""
-    await arrival.body(1000)
+    await arrival.body(Intake(1000))
     await arrival.send(OK, b"ok", last=True)
 
 
@@ -113,7 +140,7 @@ class Endless:
         self.gone = asyncio.Event()
 
     async def __call__(self, arrival: Arrival) -> None:
-        await arrival.body(1000)
+        await arrival.body(Intake(1000))
         arrival.watch(self.gone.set)
         await arrival.send((200, []), b"begun", last=False)
         await self.gone.wait()
@@ -155,7 +182,7 @@ async def test_trailers_are_no_header_fields() -> None:
     fields: list[tuple[bytes, bytes]] = []
 
     async def serve(arrival: Arrival) -> None:
-        await arrival.body(1000)
+        await arrival.body(Intake(1000))
         fields.extend(arrival.fields)
         await arrival.send(OK, b"ok", last=True)
 
@@ -179,7 +206,9 @@ async def test_a_body_in_tiny_pieces_takes_no_more_memory_than_another() -> None
     finally:
         tracemalloc.stop()
     arrival.whole()
-    assert await arrival.body(100_000) == b"".join(b"%02d" % (number % 100) for number in range(50_000))
+    assert await arrival.body(Intake(100_000)) == b"".join(
+        b"%02d" % (number % 100) for number in range(50_000)
+    )
 
 
 # -- requests behind one that runs
@@ -272,3 +301,125 @@ async def test_an_offer_over_http_1_0_is_answered_as_that() -> None:
     async with connected(answer) as client:
         await client.write(b"GET /asgi HTTP/1.0\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n")
         assert b"connection: close" in await client.rest()
+
+
+# -- what a request is ---------------------------------------------------------------------------------
+
+POST = b"POST /direct HTTP/1.1\r\nHost: x\r\n"
+CHUNKS = b"\r\n\r\n2\r\nhi\r\n0\r\n\r\n"
+TE = b"Transfer-Encoding: chunked"
+# Two readers of one of these may differ in where the request ends.
+AMBIGUOUS = {
+    "chunked and a length": POST + TE + b"\r\nContent-Length: 2" + CHUNKS,
+    "a length and chunked": POST + b"Content-Length: 2\r\n" + TE + CHUNKS,
+    "two lengths": POST + b"Content-Length: 2\r\nContent-Length: 3\r\n\r\nhi",
+    "the same length twice": POST + b"Content-Length: 2\r\nContent-Length: 2\r\n\r\nhi",
+    "a list of lengths": POST + b"Content-Length: 2, 2\r\n\r\nhi",
+    "a sign": POST + b"Content-Length: +2\r\n\r\nhi",
+    "negative": POST + b"Content-Length: -2\r\n\r\nhi",
+    "hexadecimal": POST + b"Content-Length: 0x2\r\n\r\nhi",
+    "empty": POST + b"Content-Length: \r\n\r\nhi",
+    "two words": POST + b"Content-Length: 2 2\r\n\r\nhi",
+    "more than fits": POST + b"Content-Length: 99999999999999999999999\r\n\r\nhi",
+    "another coding": POST + b"Transfer-Encoding: gzip\r\n\r\nhi",
+    "chunked first": POST + b"Transfer-Encoding: chunked, gzip" + CHUNKS,
+    "chunked twice": POST + TE + b"\r\n" + TE + CHUNKS,
+    "chunked, chunked": POST + TE + b", chunked" + CHUNKS,
+    "not quite chunked": POST + b"Transfer-Encoding: xchunked" + CHUNKS,
+    "a control character": POST + b"Transfer-Encoding: \x0bchunked" + CHUNKS,
+    "a blank before the colon": POST + b"Transfer-Encoding : chunked" + CHUNKS,
+    "a letter like k": POST + b"Transfer-Encoding: chun\xe2\x84\xaaed" + CHUNKS,
+    "a folded line": POST + b"X: a\r\n b\r\nContent-Length: 2\r\n\r\nhi",
+    "a folded first line": b"POST /direct HTTP/1.1\r\n Host: x\r\nContent-Length: 2\r\n\r\nhi",
+    "a bare line feed": POST + b"X: a\nContent-Length: 2\r\n\r\nhi",
+    "only line feeds": POST.replace(b"\r", b"") + b"Content-Length: 2\n\nhi",
+    "a bare carriage return": POST + b"X: a\rContent-Length: 2\r\n\r\nhi",
+    "a zero byte": POST + b"X: a\x00b\r\nContent-Length: 2\r\n\r\nhi",
+    "a blank in a name": POST + b"X y: a\r\nContent-Length: 2\r\n\r\nhi",
+    "no colon": POST + b"Xy\r\nContent-Length: 2\r\n\r\nhi",
+    "no name": POST + b": a\r\nContent-Length: 2\r\n\r\nhi",
+    "a negative chunk": POST + TE + CHUNKS.replace(b"2", b"-2"),
+    "a chunk in C": POST + TE + CHUNKS.replace(b"2", b"0x2"),
+    "chunks of line feeds": POST + TE + b"\r\n\r\n2\nhi\n0\n\n",
+    "a chunk that is longer": POST + TE + CHUNKS.replace(b"hi", b"hiX"),
+    "a chunk that overflows": POST + TE + CHUNKS.replace(b"2", b"F" * 17),
+}
+
+
+@pytest.mark.parametrize("raw", AMBIGUOUS.values(), ids=AMBIGUOUS)
+async def test_a_request_has_one_end(raw: bytes) -> None:
+    """Whatever could be read in two ways is refused, and so is all that comes behind it."""
+    read = []
+
+    async def serve(arrival: Arrival) -> None:
+        with suppress(ClientGone):
+            read.append(await arrival.body(Intake(1000)))
+
+    async with connected(serve) as client:
+        await client.write(raw + b"GET /asgi HTTP/1.1\r\nHost: x\r\n\r\n")
+        answered = await client.rest()
+    assert answered.startswith(b"HTTP/1.1 400 ") and answered.count(b"content-type") == 1
+    assert not read
+
+
+# -- how many there are --------------------------------------------------------------------------------
+
+
+async def test_silent_connections_make_room_for_others() -> None:
+    """Who has asked nothing for longest goes first, half a head or none; who is served stays; and where all
+    are served, the one that comes is not."""
+    stream = Endless()
+    async with server(stream, connections_max=3) as (port, state):
+        clients = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
+        clients[1][1].write(b"POST /direct HT")
+        await until(lambda: len(state.connections) == 2)
+        served = []
+        for number in range(3):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(ASKED)
+            assert await asyncio.wait_for(reader.readuntil(b"begun"), SECONDS)
+            served.append((reader, writer))
+            await until(lambda number=number: len(state.connections) == min(3, 3 + number))
+        for reader, _ in clients:
+            with suppress(ConnectionResetError):
+                assert not await asyncio.wait_for(reader.read(), SECONDS)
+        late, writer = await asyncio.open_connection("127.0.0.1", port)
+        with suppress(ConnectionResetError):
+            assert not await asyncio.wait_for(late.read(), SECONDS)
+        assert len(state.connections) == 3
+        assert not any(reader.at_eof() for reader, _ in served)
+        for _, one in [*clients, *served, (late, writer)]:
+            one.transport.abort()
+        await until(lambda: not state.connections)
+
+
+async def test_a_body_behind_a_request_that_runs_hides_nothing() -> None:
+    """However much of it was sent, the end behind it is seen; too much of it ends the connection."""
+    for size, ends in ((200_000, True), (2_000_000, False)):
+        stream = Endless()
+        async with connected(stream) as client:
+            head = b"POST /asgi HTTP/1.1\r\nHost: x\r\nContent-Length: 9000000\r\n\r\n"
+            await client.write(ASKED)
+            await client.until(b"begun")
+            with suppress(ConnectionError):
+                await client.write(head + b"x" * size)
+                if ends:
+                    client.writer.write_eof()
+            await asyncio.wait_for(stream.gone.wait(), SECONDS)
+
+
+async def test_a_client_that_takes_nothing_of_its_answer_is_given_up() -> None:
+    """It would hold a slot for as long as it likes."""
+
+    async def flood(arrival: Arrival) -> None:
+        await arrival.body(Intake(1000))
+        arrival.watch(gone.set)
+        while not gone.is_set():
+            await arrival.send((200, []) if not sent else None, b"x" * 1_000_000, last=False)
+            sent.append(1)
+
+    gone, sent = asyncio.Event(), list[int]()
+    async with connected(flood) as client:
+        client.served.unread_seconds_max = 0.2
+        await client.write(ASKED)
+        await asyncio.wait_for(gone.wait(), SECONDS)

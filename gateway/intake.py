@@ -1,0 +1,106 @@
+"""Bodies on their way: how long each may be and take, and how much of all of them is held.
+
+Whoever sends half a body and then nothing holds what was sent. Where all such halves are too much, the one
+that has been silent longest goes first, so that nobody can keep others out by silence.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+
+from gateway import errors
+
+RETRY_SECONDS = 1.0
+
+
+class Intake:
+    """Of one port. `body_bytes_max` bounds a body, `bytes_max` all those together that are not whole yet."""
+
+    def __init__(self, body_bytes_max: int, bytes_max: int | None = None) -> None:
+        self.bytes = 0
+        self._readings: dict[Reading, None] = {}  # the one that has been silent longest is first
+        self._closed = False
+        self.follow(body_bytes_max, bytes_max)
+
+    def follow(self, body_bytes_max: int, bytes_max: int | None = None) -> None:
+        """Keep these bounds from now on."""
+        self.body_bytes_max = body_bytes_max
+        self._bytes_max = bytes_max
+
+    def read(self, seconds: float) -> Reading:
+        """A body that may take so long, to be received inside `async with`."""
+        return Reading(self, seconds)
+
+    def close(self) -> None:
+        """No body is waited for any more."""
+        self._closed = True
+        for reading in list(self._readings):
+            reading.end(errors.ShuttingDown())
+
+    # -- the readings call these ------------------------------------------------------------------
+
+    def begin(self, reading: Reading) -> None:
+        """This one is on its way."""
+        if self._closed:
+            raise errors.ShuttingDown
+        self._readings[reading] = None
+
+    def hold(self, reading: Reading, more_bytes: int) -> None:
+        """So much more of it has come."""
+        if reading in self._readings:
+            del self._readings[reading]
+            self._readings[reading] = None
+            self.bytes += more_bytes
+            while self._bytes_max is not None and self.bytes > self._bytes_max:
+                next(iter(self._readings)).end(errors.QueueFull(RETRY_SECONDS))
+
+    def leave(self, reading: Reading) -> None:
+        """It is whole, or given up."""
+        if reading in self._readings:
+            del self._readings[reading]
+            self.bytes -= reading.bytes
+
+
+class Reading:
+    """One body. What ends it early, ends `async with` by that error."""
+
+    __slots__ = ("_failure", "_intake", "_limit", "_seconds", "bytes")
+
+    def __init__(self, intake: Intake, seconds: float) -> None:
+        self.bytes = 0
+        self._intake = intake
+        self._seconds = seconds
+        self._limit = asyncio.timeout(seconds)
+        self._failure: errors.GatewayError | None = None
+
+    async def __aenter__(self) -> Reading:
+        self._intake.begin(self)
+        await self._limit.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._intake.leave(self)
+        try:
+            await self._limit.__aexit__(kind, error, trace)
+        except TimeoutError:
+            raise self._failure or errors.RequestTimeout(self._seconds) from None
+
+    def has(self, size: int) -> None:
+        """So many bytes of it have come by now. Raises BodyTooLarge, and what has ended it."""
+        more, self.bytes = size - self.bytes, size
+        if size > self._intake.body_bytes_max:
+            self.bytes -= more
+            raise errors.BodyTooLarge(self._intake.body_bytes_max)
+        self._intake.hold(self, more)
+        if self._failure is not None:
+            raise self._failure
+
+    def end(self, failure: errors.GatewayError) -> None:
+        """Give it up, with this error."""
+        self._intake.leave(self)
+        if self._failure is None:
+            self._failure = failure
+            self._limit.reschedule(asyncio.get_running_loop().time())
