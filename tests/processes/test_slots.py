@@ -19,6 +19,7 @@ from tests.processes.fleet import becomes, configured, settled
 from tests.processes.harness import RawClient, chat, engine, gateway, until
 
 REQUESTS = 2000
+REQUESTS_LONG = 20_000
 AT_ONCE = 96  # clients; far more than slots, so that most requests wait
 LEAVING_SHARE = 0.3
 CLASSES = ("interactive", "agent", "batch")
@@ -48,9 +49,10 @@ def answered(reply: Reply, body: dict[str, Any], text: str) -> None:
         assert reply.events[-1].done
 
 
-async def test_no_engine_ever_has_more_requests_than_slots() -> None:
-    """2,000 mixed requests over three engines, of which 30 % of the clients leave at any moment: the
-    engines count no request beyond their slots, all who stay are answered, and nothing is left over."""
+@pytest.mark.parametrize("requests", [REQUESTS, pytest.param(REQUESTS_LONG, marks=pytest.mark.long)])
+async def test_no_engine_ever_has_more_requests_than_slots(requests: int) -> None:
+    """Mixed requests over three engines, of which 30 % of the clients leave at any moment: the engines
+    count no request beyond their slots, all who stay are answered, and nothing is left over."""
     seed = random.SystemRandom().randrange(2**32)
     print(f"seed {seed}")  # noqa: T201 - pytest shows it when the test fails
     dice = random.Random(seed)
@@ -68,7 +70,7 @@ async def test_no_engine_ever_has_more_requests_than_slots() -> None:
         one = await stack.enter_async_context(gateway(configured(*engines, routing=routing)))
         for name in names:
             await becomes(one, name, "ready")
-        numbers = iter(range(REQUESTS))
+        numbers = iter(range(requests))
 
         async def client() -> None:
             for number in numbers:
@@ -94,10 +96,10 @@ async def test_no_engine_ever_has_more_requests_than_slots() -> None:
         completed = await metric(one, "slotgate_requests_total", outcome="completed")
         gone = await metric(one, "slotgate_requests_total", outcome="client_gone")
         print(dict(outcomes), {"completed": completed, "client_gone": gone})  # noqa: T201
-        assert outcomes.total() == REQUESTS
-        assert completed + gone == total == REQUESTS
+        assert outcomes.total() == requests
+        assert completed + gone == total == requests
         assert completed >= outcomes["stayed"] + outcomes["done before it left"]
-        assert gone >= REQUESTS * LEAVING_SHARE / 4  # else nobody left in the middle
+        assert gone >= requests * LEAVING_SHARE / 4  # else nobody left in the middle
 
         # Every slot can be used again, all at the same time.
         for each in engines:

@@ -1,4 +1,5 @@
-"""The real Admission and Dispatcher under 2,000 seeds of arrivals, departures, losses and changes."""
+"""The real Admission and Dispatcher under seeds of arrivals, departures, losses and changes: 2,000 each time,
+10,000 with `make simulate-long`."""
 
 from __future__ import annotations
 
@@ -8,9 +9,9 @@ import pytest
 
 from tests.simulation.world import simulate
 
-SEEDS = 2000
+PER_CHUNK = 250
 CHUNKS = 8
-PER_CHUNK = SEEDS // CHUNKS
+CHUNKS_LONG = 40
 OUTCOMES = {
     "completed",
     "client_gone",
@@ -23,7 +24,9 @@ OUTCOMES = {
 }
 
 
-@pytest.mark.parametrize("chunk", range(CHUNKS))
+@pytest.mark.parametrize(
+    "chunk", [*range(CHUNKS), *(pytest.param(n, marks=pytest.mark.long) for n in range(CHUNKS, CHUNKS_LONG))]
+)
 def test_holds_every_invariant(chunk: int) -> None:
     """Whatever happens at one instant, no slot is lost or given twice, none stays empty without a
     reason, and every call ends once; and all of that did happen."""
