@@ -12,11 +12,14 @@ import sys
 import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Protocol, TextIO
 
 LINES = "lines"  # the name in `extra` of what makes one record as many lines: a sequence of `Line`
 LINE_BYTES_MAX = 8191  # 8 KiB with its end
 ELLIPSIS = "..."
+DELETE = "\\u007f"  # the one byte of ASCII that JSON need not escape and a terminal may heed
+ENDED = "request ended"
 
 # A record's own attributes; what else it has was given as `extra`.
 OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
@@ -34,8 +37,8 @@ class Line(Protocol):
         """When it happened, in seconds since 1970."""
         ...
 
-    def fields(self) -> dict[str, object]:
-        """What it tells machines."""
+    def members(self) -> str:
+        """What it tells machines, as the members of a JSON object; in ASCII."""
         ...
 
     def sentence(self) -> str:
@@ -61,8 +64,10 @@ class JsonFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """The record as a line of at most `LINE_BYTES_MAX` bytes, or as several such lines."""
         if lines := vars(record).get(LINES):
-            common = {"level": record.levelname.lower(), "logger": record.name, "message": "request ended"}
-            return "\n".join([_short({"time": _time(one.ended), **common, **one.fields()}) for one in lines])
+            common = _json({"level": record.levelname.lower(), "logger": record.name, "message": ENDED})[1:-1]
+            return "\n".join(
+                [_short(f'{{"time": "{_time(one.ended)}", {common}, {one.members()}}}') for one in lines]
+            )
         fields: dict[str, object] = {
             "time": _time(record.created),
             "level": record.levelname.lower(),
@@ -109,17 +114,23 @@ def extra(record: logging.LogRecord) -> dict[str, object]:
 
 
 def _time(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
+    whole = int(seconds)
+    return f"{_time_of_second(whole)}.{int((seconds - whole) * 1000):03}+00:00"
+
+
+@lru_cache(maxsize=64)
+def _time_of_second(whole: int) -> str:
+    return datetime.fromtimestamp(whole, UTC).strftime("%Y-%m-%dT%H:%M:%S")
 
 
 def _time_of_day(seconds: float) -> str:
     return time.strftime("%H:%M:%S", time.localtime(seconds))
 
 
-def _short(fields: dict[str, object]) -> str:
-    """The fields as JSON, which is hardly ever too long."""
-    line = _json(fields)
-    return line if len(line) <= LINE_BYTES_MAX else _line(fields)
+def _short(line: str) -> str:
+    """A line, which is hardly ever too long."""
+    line = line.replace("\x7f", DELETE)
+    return line if len(line) <= LINE_BYTES_MAX else _line(json.loads(line))
 
 
 def _line(fields: dict[str, object]) -> str:
@@ -146,4 +157,4 @@ def _without_middle(text: str, length: int = LINE_BYTES_MAX) -> str:
 
 
 def _json(value: object) -> str:
-    return json.dumps(value, ensure_ascii=True).replace("\x7f", "\\u007f")
+    return json.dumps(value, ensure_ascii=True).replace("\x7f", DELETE)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import struct
+from json.encoder import encode_basestring_ascii
+from operator import itemgetter
 from typing import NamedTuple
 
 from gateway.accounting import Record, TokenSource
@@ -59,30 +61,20 @@ class Row(NamedTuple):
         """Seconds since 1970."""
         return self.arrived + self.seconds
 
-    def fields(self) -> dict[str, object]:
-        """What a line of the log tells machines, without what is not known or goes without saying."""
-        told = {
-            "request_id": self.request_id,
-            "id": self.id if self.id != self.request_id else None,
-            "outcome": self.outcome,
-            "error": self.error,
-            "route": self.route,
-            "model": self.model,
-            "backend": self.backend,
-            "key": self.key,
-            "agent": self.agent,
-            "class": self.priority,
-            "prompt_tokens": self.prompt_tokens,
-            "cached_tokens": self.cached_tokens,
-            "completion_tokens": self.completion_tokens,
-            "reasoning_tokens": self.reasoning_tokens,
-            "source": self.source,
-            "retries": self.retries or None,
-            "queue_seconds": _rounded(self.queue_seconds),
-            "ttft_seconds": _rounded(self.ttft_seconds),
-            "seconds": _rounded(self.seconds),
-        }
-        return {name: value for name, value in told.items() if value is not None}
+    def members(self) -> str:
+        """What a line of the log tells machines, as the members of a JSON object, without what is not known
+        or goes without saying. Put together here: by way of a dictionary it took twice as long."""
+        told = [f'"request_id": {encode_basestring_ascii(self.request_id)}']
+        if self.id != self.request_id:
+            told.append(f'"id": {encode_basestring_ascii(self.id)}')
+        for name, value in zip(NAMES, VALUES(self), strict=True):
+            if type(value) is float:
+                told.append(f"{name}{value:.4f}")
+            elif value is not None:
+                told.append(name + (encode_basestring_ascii(value) if type(value) is str else str(value)))
+        if self.retries:
+            told.append(f'"retries": {self.retries}')
+        return ", ".join(told)
 
     def sentence(self) -> str:
         """What it tells people."""
@@ -98,6 +90,28 @@ class Row(NamedTuple):
             cached = f" ({self.cached_tokens:,} cached)" if self.cached_tokens else ""
             times.append(f"{about}{self.prompt_tokens:,}{cached} + {self.completion_tokens:,} tokens")
         return f"{what}{where}, {', '.join(times)}; {self.agent or 'nobody known'}, {self.request_id}"
+
+
+TOLD = (
+    "outcome",
+    "error",
+    "route",
+    "model",
+    "backend",
+    "key",
+    "agent",
+    "priority",
+    "prompt_tokens",
+    "cached_tokens",
+    "completion_tokens",
+    "reasoning_tokens",
+    "source",
+    "queue_seconds",
+    "ttft_seconds",
+    "seconds",
+)
+NAMES = tuple(f'"{"class" if name == "priority" else name}": ' for name in TOLD)
+VALUES = itemgetter(*map(Row._fields.index, TOLD))
 
 
 def row_of(record: Record, wall: float) -> Row:
@@ -174,7 +188,3 @@ def links(chain: bytes | None) -> Chain:
     """The hashes of a row's messages, each with the bytes of the prompt up to its end: what two prompts
     have in common, without a word of them."""
     return tuple(Link(digest, end_bytes) for digest, end_bytes in LINK.iter_unpack(chain or b""))
-
-
-def _rounded(seconds: float | None) -> float | None:
-    return None if seconds is None else round(seconds, 4)
