@@ -21,7 +21,8 @@ async def exposition(metrics: Metrics) -> Response:
 
 def answer(error: errors.GatewayError) -> Response:
     """The failure as a response."""
-    headers = {name.decode(): value.decode() for name, value in error.headers()}
+    fields = (errors.unnamed(), *error.headers())
+    headers = {name.decode(): value.decode() for name, value in fields}
     return Response(error.body(), error.status, headers, "application/json")
 
 

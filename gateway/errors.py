@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import secrets
 from typing import ClassVar
 
 Headers = list[tuple[bytes, bytes]]
@@ -50,6 +51,11 @@ class GatewayError(Exception):
         """The error object as JSON."""
         error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
         return json.dumps({"error": error | self.details()}).encode()
+
+
+def unnamed() -> tuple[bytes, bytes]:
+    """The id of a request that failed before the handler gave it one, as a header field."""
+    return b"x-request-id", secrets.token_hex(8).encode()
 
 
 class ClientError(GatewayError):

@@ -154,7 +154,7 @@ class EdgeProtocol(HttpToolsProtocol):
             cycle.message_event.set()
             if self.gone is not None:
                 self.gone()
-        fields = [(b"content-type", b"application/json"), *error.headers()]
+        fields = [(b"content-type", b"application/json"), errors.unnamed(), *error.headers()]
         if not error.closes:
             fields.append((b"connection", b"close"))
         head = b"".join(b"%b: %b\r\n" % field for field in fields)
