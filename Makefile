@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: demo test test-long test-vllm check bench clean
+.PHONY: demo test test-long test-vllm check bench fuzz simulate-long clean
 
 demo: $(VENV)/demo
 	@$(BIN)/python -m gateway.demo $(ARGS)
@@ -31,6 +31,17 @@ check: $(VENV)/test
 
 bench: $(VENV)/demo
 	@$(BIN)/python -m gateway.bench.overhead $(ARGS)
+
+# FUZZ_TIMES: so many times the examples of `make test`
+FUZZERS := tests/unit/test_sse.py tests/unit/test_answer.py tests/unit/test_request.py \
+  tests/unit/test_upstream_fuzz.py tests/faults/test_edge_fuzz.py
+FUZZ_TIMES ?= 100
+
+fuzz: $(VENV)/test
+	@FUZZ_TIMES=$(FUZZ_TIMES) $(BIN)/python -m pytest -q $(FUZZERS) $(ARGS)
+
+simulate-long: $(VENV)/test
+	@$(BIN)/python -m pytest -q tests/simulation $(ARGS)
 
 clean:
 	@rm -rf $(VENV) .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -8,6 +8,8 @@ from types import FrameType
 
 import pytest
 
+from tests import fuzzing
+
 LIMIT_SECONDS = 300.0
 
 
@@ -25,7 +27,8 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
         raise TimeoutError(f"{item.nodeid} took more than {LIMIT_SECONDS:g} s")
 
     before = signal.signal(signal.SIGALRM, hangs)
-    signal.setitimer(signal.ITIMER_REAL, 0 if item.get_closest_marker("long") else LIMIT_SECONDS)
+    long = item.get_closest_marker("long") or fuzzing.TIMES > 1
+    signal.setitimer(signal.ITIMER_REAL, 0 if long else LIMIT_SECONDS)
     try:
         return (yield)
     finally:

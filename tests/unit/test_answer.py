@@ -13,6 +13,7 @@ from gateway.answer import StreamedAnswer
 from gateway.routes.chat import Chat
 from gateway.routes.choices import DONE
 from gateway.sse import EventTooLarge
+from tests.fuzzing import examples
 
 CHAT = Chat()
 
@@ -176,6 +177,7 @@ FRAMES = st.lists(
 )
 
 
+@examples(100)
 @given(FRAMES, st.data())
 def test_splitting_changes_nothing(frames: list[bytes], data: st.DataObject) -> None:
     """However whole events are grouped into blocks, the client gets the same bytes."""
@@ -191,6 +193,7 @@ def test_splitting_changes_nothing(frames: list[bytes], data: st.DataObject) -> 
     assert (one.first_token, one.usage) == (many.first_token, many.usage)
 
 
+@examples(100)
 @given(st.binary())
 def test_no_bytes_break_it(data: bytes) -> None:
     """Whatever an engine sends is read without an exception."""

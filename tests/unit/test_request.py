@@ -9,7 +9,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.errors import InvalidJson, InvalidRequest
@@ -17,6 +17,7 @@ from gateway.request import Request, parse
 from gateway.routes.chat import Chat
 from gateway.routes.completions import Completions
 from policies.prompt_length import MEDIA_BYTES
+from tests.fuzzing import examples
 
 CHAT, COMPLETIONS = Chat(), Completions()
 
@@ -209,7 +210,7 @@ def test_a_byte_order_mark_is_not_sent_on() -> None:
     assert request.edited(model="n") == body.replace(b'"m"', b'"n"')
 
 
-@settings(deadline=None, max_examples=500)
+@examples(500)
 @given(st.binary(max_size=200) | st.text('{}[]":,\\ \nutrefalsn0123-.model', max_size=60).map(str.encode))
 def test_any_bytes_are_read_or_refused(body: bytes) -> None:
     """Whatever comes in, nothing but the two errors comes out."""
@@ -293,7 +294,7 @@ def bodies(draw: st.DrawFn) -> Rendered:
 surrogate_free = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8)
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(bodies(), surrogate_free)
 def test_model_edit_replaces_its_value_only(body: Rendered, model: str) -> None:
     """An alias is mapped by putting another value in the place of the model's."""
@@ -302,7 +303,7 @@ def test_model_edit_replaces_its_value_only(body: Rendered, model: str) -> None:
     assert request.edited(model=model) == body.text({"model": value})
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(bodies(), st.booleans())
 def test_stream_edit_replaces_or_inserts_the_member(body: Rendered, stream: bool) -> None:
     """`stream` is replaced where it stands, or inserted behind the opening brace."""
@@ -314,7 +315,7 @@ def test_stream_edit_replaces_or_inserts_the_member(body: Rendered, stream: bool
     assert parse(body.text(), CHAT).edited(stream=stream) == expected
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(bodies(), st.integers(0, 10**6))
 def test_limit_edit_goes_to_the_keys_the_client_used(body: Rendered, limit: int) -> None:
     """Every limit that the client gave gets the new value; without one, `max_tokens` is inserted."""
@@ -327,7 +328,7 @@ def test_limit_edit_goes_to_the_keys_the_client_used(body: Rendered, limit: int)
     assert parse(body.text(), CHAT).edited(max_tokens=limit) == expected
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(bodies())
 def test_usage_edit_adds_the_option_and_keeps_the_others(body: Rendered) -> None:
     """Usage is asked for beside the client's own stream options, and nothing around them moves."""
@@ -344,7 +345,7 @@ def test_usage_edit_adds_the_option_and_keeps_the_others(body: Rendered) -> None
         assert edited == body.text(insert='"stream_options":{"include_usage":true},')
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(bodies(), surrogate_free, st.booleans(), st.integers(0, 10**6))
 def test_edits_together_and_twice(body: Rendered, model: str, stream: bool, limit: int) -> None:
     """All edits at once change what they say, and applied again change nothing more."""

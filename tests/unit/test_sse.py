@@ -8,10 +8,11 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gateway.sse import EventSplitter, EventTooLarge, data_of, events
+from tests.fuzzing import examples
 
 STREAMS = sorted((Path(__file__).parents[1] / "fixtures/streams").glob("*.sse"))
 
@@ -36,7 +37,7 @@ blocks = st.lists(st.lists(lines, max_size=3), max_size=6)
 places = st.lists(st.integers(0, 1000), max_size=12)
 
 
-@settings(deadline=None)
+@examples(100)
 @given(blocks, st.sampled_from(["\n", "\r\n", "\r"]), places, st.booleans())
 def test_splits_do_not_matter(blocks: list[list[str]], end: str, places: list[int], mark: bool) -> None:
     """In each framing, however the reads fall: the events that were sent, byte for byte."""
@@ -50,7 +51,7 @@ def test_splits_do_not_matter(blocks: list[list[str]], end: str, places: list[in
     assert found == sent
 
 
-@settings(deadline=None, max_examples=500)
+@examples(500)
 @given(st.lists(st.sampled_from([b"data: x", b":", b"\n", b"\r\n", b"\r", b"\n\n"]), max_size=14), places)
 @example([b"data: x", b"\n", b"\r"], [])
 @example([b"data: x", b"\r", b"\r\n", b"data: x", b"\n\n"], [9])

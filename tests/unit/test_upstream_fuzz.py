@@ -9,11 +9,12 @@ from typing import Any, NamedTuple, TypeVar
 
 import pytest
 import uvloop
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.exchange import FIELDS_MAX, FRAMING_BYTES_MAX, UNREAD_BYTES_MAX, Connection
 from gateway.upstream import ConnectionLost, Exchange, Head, Upstream
+from tests.fuzzing import examples
 
 Result = TypeVar("Result")
 
@@ -437,7 +438,7 @@ def in_pieces(data: bytes, at: Sequence[int]) -> list[bytes]:
 
 
 @given(fields, bodies, st.sampled_from(["length", "chunked", "close"]), cuts, st.booleans())
-@settings(deadline=None)
+@examples(100)
 async def test_any_cutting_of_a_response_gives_its_head_and_body(
     pairs: list[tuple[bytes, bytes]], parts: list[bytes], framing: str, at: list[int], interim: bool
 ) -> None:
@@ -488,7 +489,7 @@ anything = st.lists(st.one_of(fragments, fragments, st.binary(max_size=8)), max_
 
 
 @given(anything, cuts, st.sampled_from(["POST", "HEAD"]), st.booleans(), st.booleans())
-@settings(deadline=None, max_examples=500)
+@examples(500)
 async def test_any_bytes_give_a_response_or_a_loss(
     data: bytes, at: list[int], method: str, orderly: bool, idle: bool
 ) -> None:
@@ -522,7 +523,7 @@ async def test_any_bytes_give_a_response_or_a_loss(
 
 @pytest.mark.parametrize("run", [uvloop.run, asyncio.run], ids=["uvloop", "asyncio"])
 @given(st.lists(anything, min_size=1, max_size=4))
-@settings(deadline=None, max_examples=25)
+@examples(25)
 def test_any_bytes_on_real_sockets_give_a_response_or_a_loss(run: Any, answers: list[bytes]) -> None:
     """The same over the loopback, one engine, several requests."""
 
