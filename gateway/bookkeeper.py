@@ -1,7 +1,8 @@
 """Writes down what ended, off the event loop: each request a row of the journal and a line of the log.
 
-The loop only appends to a list; a thread empties it four times a second. Writing a row and a line takes
-longer than the loop can spare, and a disk may hang.
+A thread does it, four times a second: writing takes longer than the loop can spare, and a disk may hang.
+What is written, rows of plain values, is made of some requests at a time, by the loop while they are still
+in the processor's caches; of the few that ended since then, by the thread.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ log = logging.getLogger("slotgate.journal")
 requests = logging.getLogger("slotgate.requests")
 
 PAUSE_SECONDS = 0.25  # at most a second may be lost when the process is killed, on a busy machine too
+ROWS_AT_ONCE = 32  # that the loop makes: an eighth of a millisecond
 BATCH_MAX = 200  # rows between two moments in which the event loop can have the interpreter
-ENDED_MAX = 50_000  # requests that wait to be written; while the disk hangs, older ones are forgotten
+ROWS_MAX = 50_000  # that wait to be written; while the disk hangs, older ones are forgotten
 RETRY_SECONDS = 60.0  # until a journal that failed is opened again; also between two looks at old rows
 CLOSE_SECONDS = 5.0
 
@@ -35,7 +37,8 @@ class Bookkeeper:
     def __init__(self, settings: AccountingSettings, clock: Callable[[], float]) -> None:
         self._settings = settings
         self._clock = clock
-        self._ended: deque[Record] = deque(maxlen=ENDED_MAX)
+        self._ended: deque[Record] = deque()
+        self._rows: deque[Row] = deque(maxlen=ROWS_MAX)
         self._journal: Journal | None = None
         self._failed = False  # which was said
         self._unwritten = 0  # requests since then
@@ -46,6 +49,8 @@ class Bookkeeper:
     def observe(self, record: Record) -> None:
         """A request ended."""
         self._ended.append(record)
+        if len(self._ended) >= ROWS_AT_ONCE:
+            self._make_rows()
 
     def start(self) -> None:
         """Begin to write. Until then nothing touches the disk."""
@@ -55,6 +60,16 @@ class Bookkeeper:
         """Write what is left, for as long as may be waited."""
         self._closing.set()
         await asyncio.to_thread(self._thread.join, CLOSE_SECONDS)
+
+    def _make_rows(self) -> None:
+        """Called by both threads: each record is taken by one of them."""
+        wall = time.time() - self._clock()
+        while self._ended:
+            try:
+                record = self._ended.popleft()
+            except IndexError:  # the other one took the last
+                return
+            self._rows.append(row_of(record, wall))
 
     def _run(self) -> None:
         while not self._closing.wait(PAUSE_SECONDS):
@@ -68,12 +83,11 @@ class Bookkeeper:
 
     def _write(self) -> None:
         try:
-            while self._ended:
-                count = min(len(self._ended), BATCH_MAX)
-                wall = time.time() - self._clock()
-                rows = [row_of(self._ended.popleft(), wall) for _ in range(count)]
+            self._make_rows()
+            while self._rows:
+                rows = [self._rows.popleft() for _ in range(min(len(self._rows), BATCH_MAX))]
                 if requests.isEnabledFor(logging.INFO):
-                    requests.info("%d requests ended", count, extra={LINES: rows})
+                    requests.info("%d requests ended", len(rows), extra={LINES: rows})
                 self._keep(rows)
             if self._clock() - self._tended >= RETRY_SECONDS:
                 self._keep([])  # old rows go although no new ones come

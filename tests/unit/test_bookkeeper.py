@@ -152,16 +152,29 @@ async def test_a_locked_journal_is_waited_for(tmp_path: Path) -> None:
     assert sorted(ids(path)) == ["before", "meanwhile"]
 
 
+async def test_each_of_many_is_written_once(tmp_path: Path) -> None:
+    """Rows are made by the loop and by the thread, whoever comes first."""
+    books = kept(tmp_path / "j.db")
+    books.start()
+    names = [str(n) for n in range(20 * module.ROWS_AT_ONCE + 7)]
+    for name in names:
+        books.observe(a_record(name))
+        if int(name) % 50 == 0:
+            await asyncio.sleep(0.01)
+    await books.close()
+    assert sorted(ids(tmp_path / "j.db")) == sorted(names)
+
+
 def test_a_disk_that_hangs_costs_no_memory(tmp_path: Path) -> None:
     """What waits to be written is bounded; the newest of it is kept."""
     path = tmp_path / "j.db"
     books, record = kept(path), a_record("early")
-    for _ in range(module.ENDED_MAX):
+    for _ in range(module.ROWS_MAX):
         books.observe(record)
     books.observe(a_record("late"))
     books._write()
     found = ids(path)
-    assert len(found) == module.ENDED_MAX
+    assert len(found) == module.ROWS_MAX
     assert "late" in found
 
 
