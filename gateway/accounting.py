@@ -37,9 +37,10 @@ class TokenSource(enum.StrEnum):
     ESTIMATED = "estimated"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Usage:
-    """What an engine counted. None: it did not say. `prompt_tokens` includes cached ones."""
+    """What an engine counted. None: it did not say. `prompt_tokens` includes cached ones.
+    Nobody changes it."""
 
     source: TokenSource
     prompt_tokens: int | None = None
@@ -115,9 +116,14 @@ class Record:
         and nothing is added up."""
         if self.source is not TokenSource.REPORTED or usage.source is TokenSource.REPORTED:
             self.source = usage.source
-            for name in ("prompt_tokens", "cached_tokens", "completion_tokens", "reasoning_tokens"):
-                if (counted := getattr(usage, name)) is not None:
-                    setattr(self, name, counted)
+            if usage.prompt_tokens is not None:
+                self.prompt_tokens = usage.prompt_tokens
+            if usage.cached_tokens is not None:
+                self.cached_tokens = usage.cached_tokens
+            if usage.completion_tokens is not None:
+                self.completion_tokens = usage.completion_tokens
+            if usage.reasoning_tokens is not None:
+                self.reasoning_tokens = usage.reasoning_tokens
         if usage.spec_drafted is not None:
             self.spec_drafted, self.spec_accepted = usage.spec_drafted, usage.spec_accepted
 

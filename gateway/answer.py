@@ -6,6 +6,7 @@ in a block make it worth parsing, which keeps a burst of 64 events at the cost o
 
 from __future__ import annotations
 
+import codecs
 import json
 from typing import Any
 
@@ -15,6 +16,8 @@ from gateway.sse import EventTooLarge, data_of, event_end, events
 
 HELD_BYTES_MAX = 4 * 1024 * 1024  # before the first token: the role, progress
 PIECE_BYTES = 64  # that one of them takes beside its own
+
+_decoder = json.JSONDecoder()
 
 
 class StreamedAnswer:
@@ -176,8 +179,8 @@ def _plain_bytes(block: bytes, markers: tuple[bytes, ...]) -> int:
 
 def object_of(data: bytes) -> dict[str, Any] | None:
     """The JSON object that this is; None if it is none."""
-    try:
-        value = json.loads(data)
+    try:  # `json.loads` would first guess the encoding, which takes a quarter of all the rest
+        value = _decoder.decode(data.removeprefix(codecs.BOM_UTF8).decode(errors="surrogatepass"))
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None

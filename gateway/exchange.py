@@ -337,8 +337,7 @@ class Connection(asyncio.Protocol):
             exchange.complete = True
             raise ValueError("no body follows, but the parser cannot be told")
         # Nor can it be told of the end of the stream, so we must know where that is the end of the body.
-        last_coding = headers.get("transfer-encoding", "").rpartition(",")[2].strip().lower()
-        self._until_eof = "content-length" not in headers and last_coding != "chunked"
+        self._until_eof = "content-length" not in headers and not _chunked(headers)
 
     def on_body(self, data: bytes) -> None:
         exchange = self._exchange
@@ -374,3 +373,8 @@ class Connection(asyncio.Protocol):
             self._pool.keep(self)
         else:
             self.end("")
+
+
+def _chunked(headers: Mapping[str, str]) -> bool:
+    """Whether the body comes in chunks, the last of which ends it."""
+    return headers.get("transfer-encoding", "").rpartition(",")[2].strip().lower() == "chunked"

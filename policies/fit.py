@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from math import exp, log, sqrt
+from operator import mul
 from statistics import median
 
 FIRST_SAMPLES = 5  # until so many were seen the prior stands
@@ -65,7 +66,8 @@ class Fit:
 
     def predict(self, x: Sequence[float]) -> float:
         """The law's y."""
-        return sum(map(float.__mul__, self.coefficients, x))
+        y: float = sum(map(mul, self.coefficients, x))
+        return y
 
     def learn(self, x: Sequence[float], y: float) -> None:
         """One sample."""
@@ -113,8 +115,8 @@ class Fit:
         size = sqrt(predicted * y)  # so that half and twice are equally wrong
         error = (y - predicted) / size
         scaled = [value / size for value in x]
-        along = [sum(map(float.__mul__, row, scaled)) for row in self._spread]
-        known = sum(map(float.__mul__, along, scaled))
+        along = [sum(map(mul, row, scaled)) for row in self._spread]
+        known = sum(map(mul, along, scaled))
         total = known + NOISE**2
         total *= max(1.0, abs(error) / (OUTLIER * sqrt(total)))
         self.coefficients = [

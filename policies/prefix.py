@@ -123,7 +123,11 @@ class Shadow(Protocol):
 
 def held(chain: Chain, digests: Container[int]) -> int:
     """How many links of the chain are held. Whoever holds a link holds all before it, so the last one
-    is found by bisection."""
+    is found by bisection; but many prompts are quite new, or the same once more."""
+    if not chain or chain[0].digest not in digests:
+        return 0
+    if chain[-1].digest in digests:
+        return len(chain)
     return bisect_left(chain, True, key=lambda link: link.digest not in digests)
 
 

@@ -1,7 +1,8 @@
 """The nouns of admission: a call that asks for a slot, a backend that has some, a lease that holds one.
 
 Everything is a value that nobody changes, except `Backend`, the one record that does, and only `Admission`
-changes it. (`Call` and `Lease` are made once per request; frozen ones would take two to four times as long.)
+changes it. (`Call`, `Lease` and `Granted` are made once per request; frozen ones would take two to four times
+as long.)
 Times are seconds on the caller's monotonic clock, durations seconds, sizes tokens unless a name says bytes.
 """
 
@@ -132,7 +133,7 @@ class Lease:
     work: Work = field(default_factory=Work)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Granted:
     """Decision: this call starts now, on this backend."""
 

@@ -43,7 +43,8 @@ class Choices(Route):
 
     def is_answer(self, document: dict[str, Any]) -> bool:
         """An answer has a choice, and the engine did not give it up."""
-        return bool(_choices(document)) and self.seen(document) is not ABORTED
+        reasons = [choice.get("finish_reason") for choice in _choices(document)]
+        return bool(reasons) and ABORT not in reasons
 
     def usage(self, chunk: Mapping[str, object]) -> Usage | None:
         """`usage`, else llama.cpp's `timings`."""

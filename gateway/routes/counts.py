@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from gateway.accounting import TokenSource, Usage
 
 TOKENS_MAX = 2**40  # what an engine counts beyond it is no count
+NOTHING: Mapping[str, object] = {}
 
 
 def usage_from(chunk: Mapping[str, object]) -> Usage | None:
@@ -45,10 +46,10 @@ def usage_from(chunk: Mapping[str, object]) -> Usage | None:
 def table_of(within: Mapping[str, object], name: str) -> Mapping[str, object]:
     """The object by this name; an empty one where there is none."""
     value = within.get(name)
-    return value if isinstance(value, dict) else {}
+    return value if isinstance(value, dict) else NOTHING
 
 
 def count_of(within: Mapping[str, object], name: str) -> int | None:
     """The count by this name; None where there is none."""
-    value = within.get(name)
+    value = within.get(name) if within else None
     return value if type(value) is int and 0 <= value <= TOKENS_MAX else None
