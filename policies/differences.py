@@ -7,7 +7,7 @@ import re
 from typing import Any, NamedTuple
 
 from policies.turn import Turn
-from policies.volatility import Kind, kind_at
+from policies.volatility import Kind, common, kind_at
 
 PATH_LENGTH_MAX = 120
 # Identifiers of a call, in the words of chat completions, responses and messages.
@@ -45,18 +45,6 @@ def first_difference(old: Turn, new: Turn) -> Difference | None:
         if was != now and (found := _within(old, new, place, was, now)):
             return found
     return None
-
-
-def common(a: bytes, b: bytes) -> int:
-    """The length of the common beginning of two texts, by bisection: they are long and almost equal."""
-    low, high = 0, min(len(a), len(b))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if a[low:middle] == b[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
 
 
 class _Unreadable(ValueError):

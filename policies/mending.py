@@ -8,22 +8,26 @@ from __future__ import annotations
 
 import json
 import re
+from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
-from policies.volatility import Kind, Span, spans, volatile
+from policies.volatility import Kind, Span, common, common_end, respanned, spans, volatile
 
 HEADS_MAX = 2000  # conversations
 BYTES_MAX = 1 << 25
 # Longer ones go as they came: to read them would hold up all else for too long.
 TOOLS_BYTES_MAX = 1 << 18
 HEAD_BYTES_MAX = 1 << 16
+TOOLS_MAX = 1024  # that are known as they are written
 DAY_SECONDS = 86_400
 
 _clock = re.compile(rb"\d{1,2}:\d\d(?P<seconds>:\d\d(?:[.,]\d+)?)?(?P<half> ?[AaPp]\.?[Mm]\b)?").match
+_word = re.compile(r"[^ \t\n\r]").search
+_scanner = json.JSONDecoder()
 _MORNING = bytes.maketrans(b"Pp", b"Aa")
 
 IDENTIFIERS = (Kind.UUID, Kind.RANDOM_ID)
@@ -50,24 +54,59 @@ def ordered_tools(text: bytes) -> tuple[bytes, Kinds]:
 
     Also what was changed by that, beside the spelling. What is no such list comes back as it is.
     """
-    return _ordered(text) if text.startswith(b"[") and len(text) <= TOOLS_BYTES_MAX else (text, NONE)
-
-
-@lru_cache(maxsize=64)
-def _ordered(text: bytes) -> tuple[bytes, Kinds]:
+    if not text.startswith(b"[") or len(text) > TOOLS_BYTES_MAX:
+        return text, NONE
     try:
-        tools = json.loads(text, parse_int=Number, parse_float=Number, object_pairs_hook=_members)
-        if not all(isinstance(tool, dict) for tool in tools):
-            return text, NONE
-        named = sorted(((_name(tool), _written(tool), tool) for tool in tools), key=lambda one: one[:2])
+        tools = [_tool(one) for one in _items(text.decode())]
     except (ValueError, RecursionError):
         return text, NONE
-    kinds = set()
-    if [tool for _, _, tool in named] != tools:
-        kinds.add(Kind.TOOL_ORDER)
-    if any(written != _written(tool, by_key=False) for _, written, tool in named):
+    ordered = sorted(tools, key=lambda tool: (tool.name, tool.written))
+    kinds = {Kind.TOOL_ORDER} if ordered != tools else set()
+    if any(tool.turned for tool in tools):
         kinds.add(Kind.TOOL_KEY_ORDER)
-    return f"[{','.join(written for _, written, _ in named)}]".encode(), frozenset(kinds)
+    return f"[{','.join(tool.written for tool in ordered)}]".encode(), frozenset(kinds)
+
+
+class Tool(NamedTuple):
+    """One of them, as it goes to the engine."""
+
+    name: str
+    written: str
+    turned: bool  # its members stood in another order
+
+
+def _items(text: str) -> list[str]:
+    """The items of an array, as they are written. Raises ValueError."""
+    items: list[str] = []
+    at = _next(text, 1)
+    going = text[at] != "]"
+    while going:
+        _, end = _scanner.raw_decode(text, at)
+        items.append(text[at:end])
+        at = _next(text, end)
+        going = text[at] == ","
+        if going:
+            at = _next(text, at + 1)
+    if text[at:] != "]":
+        raise ValueError
+    return items
+
+
+def _next(text: str, at: int) -> int:
+    """Where the next sign stands that is no blank."""
+    found = _word(text, at)
+    if found is None:
+        raise ValueError
+    return found.start()
+
+
+@lru_cache(maxsize=TOOLS_MAX)
+def _tool(text: str) -> Tool:
+    tool = json.loads(text, parse_int=Number, parse_float=Number, object_pairs_hook=_members)
+    if not isinstance(tool, dict):
+        raise ValueError
+    written = _written(tool)
+    return Tool(_name(tool), written, written != _written(tool, by_key=False))
 
 
 def _name(tool: dict[str, Any]) -> str:
@@ -103,16 +142,18 @@ class Head:
     """The system prompt of one conversation."""
 
     raw: bytes  # as it came last
+    raw_spans: list[Span]
+    first: bytes  # as it came first
+    first_spans: list[Span]
     sent: bytes  # as it goes to the engine
-    skeleton: bytes  # without its volatile spans
-    values: tuple[bytes, ...]  # these spans, as they came first
-    midnight: frozenset[int]  # those of them that are times which differ between conversations
+    midnight: frozenset[int]  # those of its spans that are times which differ between conversations
     kinds: Kinds  # what was held still when it came last
 
     @property
     def memory_bytes(self) -> int:
         """About what it takes to hold it."""
-        return len(self.raw) + len(self.sent) + len(self.skeleton) + 64 * len(self.values)
+        spans = 0 if self.raw_spans is self.first_spans else len(self.raw_spans)
+        return len(self.raw) + len(self.first) + len(self.sent) + 64 * (spans + len(self.first_spans))
 
 
 class Heads:
@@ -124,7 +165,7 @@ class Heads:
     def __init__(
         self, own: Iterable[str] = (), *, heads_max: int = HEADS_MAX, bytes_max: int = BYTES_MAX
     ) -> None:
-        self._pattern = volatile(own)
+        self._own = volatile(own) if own else None
         self._heads_max = heads_max
         self._bytes_max = bytes_max
         self._heads: OrderedDict[Hashable, Head] = OrderedDict()
@@ -146,44 +187,32 @@ class Heads:
         if len(text) > HEAD_BYTES_MAX:
             return text, NONE
         key = (agent, session, *said[:1]) if session is not None else (agent, *said[:2])
-        head = self._heads.get(key)
+        head, last = self._heads.get(key), self._heads.get((agent,))
         if head is not None and head.raw == text:
             self._heads.move_to_end(key)
             return head.sent, head.kinds
-        found = list(spans(text, pattern=self._pattern))
-        values = tuple(text[span.start : span.end] for span in found)
-        skeleton = _filled(text, found, {})
-        # Conversations without a name may begin with the same words: then their identifiers hold them apart.
-        own = (agent, *said[:1], *(text[span.start : span.end] for span in found if span.kind in IDENTIFIERS))
+        found = self._spans(head or last, text)
         begins = session is None and len(said) < 2
-        if begins:
+        own: Hashable = None
+        if begins or (session is None and head is None):
+            # Conversations without a name may begin with the same words: their identifiers hold them apart.
+            own = (agent, *said[:1], *(text[s:e] for kind, s, e in found if kind in IDENTIFIERS))
             head = self._heads.get(own)
-        elif session is None and head is None:
-            head = self._heads.get(own) or self._heads.get((agent, *said[:1]))
-        if head is not None and head.skeleton == skeleton:
-            head = _held(head, text, found, values)
-        else:
-            head = self._begun(self._heads.get((agent,)), text, found, values, skeleton)
-            self._keep((agent,), head)
-        self._keep(key, head)
+            if head is None and not begins:
+                head = self._heads.get((agent, *said[:1]))
+        held = _held(head, text, found) if head is not None else None
+        if held is None:
+            held = _begun(last, text, found)
+            self._keep((agent,), held)
+        self._keep(key, held)
         if begins:
-            self._keep(own, head)
-        return head.sent, head.kinds
+            self._keep(own, held)
+        return held.sent, held.kinds
 
-    def _begun(
-        self, last: Head | None, text: bytes, found: list[Span], values: tuple[bytes, ...], skeleton: bytes
-    ) -> Head:
-        """The head of a new conversation; `last` is how another one of the same agent began."""
-        midnight: frozenset[int] = frozenset()
-        if last is not None and last.skeleton == skeleton:
-            midnight = last.midnight | {
-                place
-                for place, span in enumerate(found)
-                if span.kind is Kind.TIME and values[place] != last.values[place]
-            }
-        kept = dict(enumerate(values)) | {place: day_of(values[place]) for place in midnight}
-        kinds = frozenset({Kind.TIME}) if midnight else NONE
-        return Head(text, _filled(text, found, kept), skeleton, values, midnight, kinds)
+    def _spans(self, known: Head | None, text: bytes) -> list[Span]:
+        if self._own is not None:  # nobody knows how far they look around
+            return list(spans(text, pattern=self._own))
+        return list(spans(text)) if known is None else respanned(known.raw, known.raw_spans, text)
 
     def _keep(self, key: Hashable, head: Head) -> None:
         before = self._heads.pop(key, None)
@@ -193,18 +222,78 @@ class Heads:
             self.memory_bytes -= self._heads.popitem(last=False)[1].memory_bytes
 
 
-def _held(head: Head, text: bytes, found: Iterable[Span], values: tuple[bytes, ...]) -> Head:
-    """The same head with what a turn has for its spans."""
-    changed = {span.kind for span, now, first in zip(found, values, head.values, strict=True) if now != first}
-    return replace(head, raw=text, kinds=frozenset(changed | {Kind.TIME} if head.midnight else changed))
+def _held(head: Head, text: bytes, found: list[Span]) -> Head | None:
+    """The same head with what a turn has for its spans; None: something else has changed."""
+    moved = _moved(head, text, found)
+    if moved is None:
+        return None
+    kinds = {found[place].kind for place in moved}
+    held = kinds | {Kind.TIME} if head.midnight else kinds
+    return replace(head, raw=text, raw_spans=found, kinds=frozenset(held))
 
 
-def _filled(text: bytes, found: list[Span], values: Mapping[int, bytes]) -> bytes:
-    """The text with these values in its spans; a span without one becomes a sign that no JSON has."""
+def _begun(last: Head | None, text: bytes, found: list[Span]) -> Head:
+    """The head of a new conversation; `last` is how another one of the same agent began."""
+    midnight: frozenset[int] = frozenset()
+    if last is not None and (moved := _moved(last, text, found)) is not None:
+        midnight = last.midnight | {place for place in moved if found[place].kind is Kind.TIME}
+    at = sorted(midnight)
+    sent = _filled(text, [found[n] for n in at], [day_of(text[slice(*found[n][1:])]) for n in at])
+    return Head(text, found, text, found, sent, midnight, frozenset({Kind.TIME}) if midnight else NONE)
+
+
+def _moved(head: Head, text: bytes, found: list[Span]) -> list[int] | None:
+    """Which spans of a text differ from those that the conversation began with; None: something else does.
+
+    Only what stands between the first difference and the last one is looked at.
+    """
+    was, were = head.first, head.first_spans
+    if len(were) != len(found):
+        return None
+    at = common(was, text)
+    rest = min(common_end(was, text), min(len(was), len(text)) - at)
+    low = max(0, bisect_right(were, at, key=_end) - 1)
+    high = max(
+        bisect_left(were, len(was) - rest, key=_start), bisect_left(found, len(text) - rest, key=_start)
+    )
+    if high < len(found) and _from_end(were[high], was) != _from_end(found[high], text):
+        high = len(found)
+    low = min(low, high)
+    if were[:low][-1:] != found[:low][-1:] or _gaps(was, were, low, high) != _gaps(text, found, low, high):
+        return None
+    return [n for n in range(low, high) if was[slice(*were[n][1:])] != text[slice(*found[n][1:])]]
+
+
+def _start(span: Span) -> int:
+    return span.start
+
+
+def _end(span: Span) -> int:
+    return span.end
+
+
+def _from_end(span: Span, text: bytes) -> Span:
+    """Where it stands, seen from the end of the text."""
+    return Span(span.kind, span.start - len(text), span.end - len(text))
+
+
+def _gaps(text: bytes, found: Sequence[Span], low: int, high: int) -> list[bytes]:
+    """What stands between these spans, and between them and those beside them."""
+    starts = [span.end for span in found[max(0, low - 1) : high]]
+    ends = [span.start for span in found[low : high + 1]]
+    if not low:
+        starts.insert(0, 0)
+    if high == len(found):
+        ends.append(len(text))
+    return [text[start:end] for start, end in zip(starts, ends, strict=True)]
+
+
+def _filled(text: bytes, found: Sequence[Span], values: Sequence[bytes]) -> bytes:
+    """The text with these values in its spans."""
     pieces: list[bytes] = []
     done = 0
-    for place, span in enumerate(found):
-        pieces += (text[done : span.start], values.get(place, b"\0"))
+    for span, value in zip(found, values, strict=True):
+        pieces += (text[done : span.start], value)
         done = span.end
     return b"".join((*pieces, text[done:]))
 

@@ -6,8 +6,10 @@ A span is looked for in the bytes of the body, where a line break is `\\n` and a
 from __future__ import annotations
 
 import enum
+import itertools
 import re
-from collections.abc import Iterable, Iterator
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 
@@ -42,6 +44,7 @@ class Span(NamedTuple):
 
 NEAR = 40  # bytes around a difference in which its span begins and ends; a UUID has 36
 WORD = 128  # or so many, of a single word; a SHA-512 has 128
+BLOB = 1024  # bytes of a word; what is longer is none
 LIKE = 16  # bytes behind a span that must be alike, so that it is the same span
 
 _DAY = r"(?:Mon|Tue(?:s)?|Wed(?:nes)?|Thu(?:rs)?|Fri|Sat(?:ur)?|Sun)(?:day)?\b"
@@ -90,6 +93,51 @@ def spans(
         yield Span(Kind[found.lastgroup or ""], found.start(), found.end())
 
 
+def respanned(known: bytes, found: Sequence[Span], text: bytes) -> list[Span]:
+    """The spans of a text, from those of another one that it is almost like: only around what differs is it
+    read. They are the same as those of the whole text."""
+    shift, at, rest = len(text) - len(known), common(known, text), common_end(known, text)
+    rest = min(rest, min(len(text), len(known)) - at)
+    start = _word_start(text, max(0, at - WORD), BLOB)
+    same = bisect_right(found, start, key=lambda span: span.end)
+    if same < len(found):
+        start = min(start, found[same].start)
+    stop = _word_end(text, min(len(text), len(text) - rest + WORD), BLOB)
+    if max(at - start, stop - len(text) + rest) > BLOB:  # the middle of a word without end
+        return list(spans(text))
+    fresh = list(itertools.takewhile(lambda span: span.start < stop, spans(text, start, stop + WORD)))
+    behind = bisect_left(found, stop - shift, key=lambda span: span.start)
+    ends = (fresh[-1].end if fresh else 0, found[behind - 1].end + shift if behind else 0)
+    if max(ends) > stop and ends[0] != ends[1]:  # one of them reaches into what is behind
+        return list(spans(text))
+    moved = (Span(kind, start + shift, end + shift) for kind, start, end in found[behind:])
+    return [*found[:same], *fresh, *(moved if shift else found[behind:])]
+
+
+def common(a: bytes, b: bytes) -> int:
+    """The length of the common beginning of two texts, by bisection: they are long and almost equal."""
+    low, high = 0, min(len(a), len(b))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if a[low:middle] == b[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def common_end(a: bytes, b: bytes) -> int:
+    """The same of their ends."""
+    low, high = 0, min(len(a), len(b))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if a[len(a) - middle : len(a) - low] == b[len(b) - middle : len(b) - low]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
 def kind_at(old: bytes, new: bytes, at: int) -> Kind | None:
     """What the difference is that two texts have first at this place; None: none of what is volatile."""
     if _is_blank(old, new, at):
@@ -131,14 +179,14 @@ def _span_at(text: bytes, at: int) -> Span | None:
     return last
 
 
-def _word_end(text: bytes, at: int) -> int:
-    found = _not_word(text, at, at + WORD)
-    return found.start() if found else at + WORD
+def _word_end(text: bytes, at: int, most: int = WORD) -> int:
+    found = _not_word(text, at, at + most)
+    return found.start() if found else at + most
 
 
-def _word_start(text: bytes, at: int) -> int:
-    before = text[max(0, at - WORD) : at]
-    return at - min(len(before), _word_end(before[::-1], 0))
+def _word_start(text: bytes, at: int, most: int = WORD) -> int:
+    before = text[max(0, at - most) : at]
+    return at - min(len(before), _word_end(before[::-1], 0, most))
 
 
 def _behind(text: bytes, end: int) -> bytes:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import itertools
 import json
+import random
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from policies.mending import Heads, day_of, ordered_tools
-from policies.volatility import Kind
+from policies.mending import Heads, _tool, day_of, ordered_tools
+from policies.volatility import Kind, Span, respanned, spans
 from tests.unit.conversations import TOOLS, tool
 
 UUIDS = [f"1f0e8c1a-58a1-4c1b-9f5e-0d0d2c9d1a{n}" for n in (11, 12, 13)]
@@ -204,3 +207,84 @@ def test_memory_is_bounded() -> None:
     for number in range(50):
         heads.still("a", None, [number % 4], b"It is 9:%02d." % number)
     assert heads.memory_bytes == sum(head.memory_bytes for head in vars(heads)["_heads"].values())
+
+
+# -- only what differs is read --------------------------------------------------------------------
+
+FRAGMENTS = [
+    *(
+        b"It is ",
+        b"2026-11-30",
+        b"T09:15:22Z ",
+        b"9:15 AM",
+        b"30 Nov 2026",
+        b"Monday, ",
+        b"May",
+        b" ",
+        b"\\n",
+    ),
+    *(b"abc123def", b"x" * 300 + b"1", UUIDS[0].encode(), b"42", b"/", b":", b"-", b"1764525600", b".5"),
+    *(b"A" * 1500, b"11\\/30\\/2026", b"7", b"a", b"nothing but words here. " * 12),
+]
+TEXTS = st.lists(st.sampled_from(FRAGMENTS), min_size=1, max_size=30)
+EDITS = st.lists(
+    st.tuples(st.integers(0, 29), st.integers(0, 2), st.sampled_from([*FRAGMENTS, b""])), max_size=3
+)
+
+
+def edited(parts: list[bytes], edits: list[tuple[int, int, bytes]]) -> bytes:
+    parts = [*parts]
+    for place, removed, added in edits:
+        parts[place : place + removed] = [added]
+    return b"".join(parts)
+
+
+@given(TEXTS, EDITS)
+def test_spans_are_those_of_the_whole_text(parts: list[bytes], edits: list[tuple[int, int, bytes]]) -> None:
+    """However little of it is read."""
+    old, new = b"".join(parts), edited(parts, edits)
+    assert respanned(old, list(spans(old)), new) == list(spans(new))
+
+
+@given(TEXTS, EDITS)
+def test_a_head_is_the_same_where_only_spans_differ(
+    parts: list[bytes], edits: list[tuple[int, int, bytes]]
+) -> None:
+    """What goes out is the first text if all else has stayed, and what came if not."""
+    old, new = b"".join(parts), edited(parts, edits)
+    heads = Heads()
+    heads.still("a", "s", [1], old)
+    sent, kinds = heads.still("a", "s", [1], new)
+    skeletons = {
+        tuple(text[a.end : b.start] for a, b in itertools.pairwise(bounds(text))) for text in (old, new)
+    }
+    alike = len(skeletons) == 1
+    times = {Kind.TIME} if kinds and not alike else set()
+    assert sent == old if alike else sent == new or times
+    assert bool(kinds) == (alike and old != new) or times
+
+
+def bounds(text: bytes) -> list[Span]:
+    """Its spans, and its two ends."""
+    ends = (Span(Kind.PATTERN, 0, 0), Span(Kind.PATTERN, len(text), len(text)))
+    return [ends[0], *spans(text), ends[1]]
+
+
+def test_only_the_tool_that_is_new_is_read() -> None:
+    """An order that was never seen is made of tools that were; blanks between them do not count."""
+    tools = [tool(f"tool_{number}", "It does something." * 9) for number in range(30)]
+    wanted = ordered_tools(raw(tools))[0]
+    before = _tool.cache_info().misses
+    chance = random.Random(1)
+    for _ in range(20):
+        chance.shuffle(tools)
+        assert ordered_tools(raw(tools))[0] == wanted
+        spaced = b" , ".join(raw(one) for one in tools)
+        assert ordered_tools(b"[ %s\n]" % spaced)[0] == wanted
+    assert _tool.cache_info().misses == before
+
+
+@pytest.mark.parametrize("text", [b"[", b"[1", b"[{} {}]", b"[{},", b"[{}] ", b"[{}]]", b"[{},]", b"\xff[]"])
+def test_what_is_no_array_stays(text: bytes) -> None:
+    """Whatever it is."""
+    assert ordered_tools(text) == (text, frozenset())
