@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Literal, NamedTuple
 
 import xxhash
@@ -16,7 +15,7 @@ from gateway.identify import conversation_of
 from gateway.json_spans import Span
 from gateway.options import PrefixSettings
 from gateway.prefixes import Prefixes, turn_of
-from gateway.request import Request, parse
+from gateway.request import Request
 from policies.mending import Heads, ordered_tools
 from policies.volatility import Kind
 
@@ -80,13 +79,13 @@ class Mender:
             edits, kinds = _edits(request, way, agent, conversation_of(headers, request))
             if not edits:
                 return request
-            mended = parse(_edited(request.body, edits), request.route)
+            mended = request.mended(edits, tuple(sorted(kinds)))
         except Exception:  # a defect of ours; the request is good as it came
             log.exception("a request could not be mended")
             return request
         for kind in kinds:
             self._prefixes.mended(agent, kind)
-        return replace(mended, mends=tuple(sorted(kinds)))
+        return mended
 
     def _followed(self, settings: PrefixSettings) -> Told:
         known, self._heads = self._heads, {}
@@ -129,12 +128,3 @@ def _edits(
             edits.append(((start, end), text))
             kinds.update(found)
     return [(span, text) for span, text in edits if request.body[slice(*span)] != text], kinds
-
-
-def _edited(body: bytes, edits: list[tuple[Span, bytes]]) -> bytes:
-    pieces: list[bytes] = []
-    done = 0
-    for (start, end), text in sorted(edits):
-        pieces += (body[done:start], text)
-        done = end
-    return b"".join((*pieces, body[done:]))

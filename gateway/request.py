@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import codecs
 import json
+from bisect import bisect_right
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import xxhash
@@ -97,13 +98,36 @@ class Request:
 
         if not edits:
             return self.body
-        pieces: list[bytes] = []
-        done = 0
-        for (start, end), value in sorted(edits):
-            if self.body[start:end] != value:
-                pieces += (self.body[done:start], value)
-                done = end
-        return b"".join((*pieces, self.body[done:])) if pieces else self.body
+        edits = [(span, value) for span, value in edits if self.body[slice(*span)] != value]
+        return _replaced(self.body, edits) if edits else self.body
+
+    def mended(self, edits: list[tuple[Span, bytes]], mends: tuple[str, ...]) -> Request:
+        """This request with these texts in place of whole parts of its prompt; all else only moves."""
+        if any(part.cuts for part in self.parts if (part.start, part.end) in dict(edits)):
+            return replace(parse(_replaced(self.body, edits), self.route), mends=mends)
+        since, by = [0], [0]  # from where on what stands there moves, and by how much
+        for (start, end), text in sorted(edits):
+            since.append(end)
+            by.append(by[-1] + len(text) - (end - start))
+
+        def moved(span: Span) -> Span:
+            start, end = span
+            return start + by[bisect_right(since, start) - 1], end + by[bisect_right(since, end) - 1]
+
+        def part(old: Part) -> Part:
+            start, end = moved((old.start, old.end))
+            if old.cuts:
+                return Part(start, end, old.size, tuple(map(moved, old.cuts)))
+            return Part(start, end, old.size + (end - start) - (old.end - old.start))
+
+        return replace(
+            self,
+            body=_replaced(self.body, edits),
+            parts=tuple(map(part, self.parts)),
+            spans={key: moved(span) for key, span in self.spans.items()},
+            usage_option=moved(self.usage_option) if self.usage_option else None,
+            mends=mends,
+        )
 
     def _member(self, key: str, value: bytes) -> tuple[Span, bytes]:
         """Replace this member's value, or insert the member; `model` surely stands behind the comma."""
@@ -130,6 +154,16 @@ class Request:
     def _raw(self, key: str) -> bytes:
         start, end = self.spans.get(key, (0, 0))
         return self.body[start:end]
+
+
+def _replaced(body: bytes, edits: list[tuple[Span, bytes]]) -> bytes:
+    """The body with these texts in place of those that stand there."""
+    pieces: list[bytes] = []
+    done = 0
+    for (start, end), text in sorted(edits):
+        pieces += (body[done:start], text)
+        done = end
+    return b"".join((*pieces, body[done:]))
 
 
 def parse(body: bytes, route: Route) -> Request:

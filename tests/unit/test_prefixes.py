@@ -16,7 +16,7 @@ from gateway.admin.prefix import ADVICE, PrefixView, prefix_view
 from gateway.cli.prefix_table import page
 from gateway.client import Client
 from gateway.dispatcher import Dispatcher, Slot
-from gateway.engines.base import CHAT, COMPLETIONS
+from gateway.engines.base import CHAT, COMPLETIONS, MESSAGES
 from gateway.explanation import describe
 from gateway.inflight import Inflight
 from gateway.mender import Mender
@@ -39,6 +39,11 @@ ORDERED = json.loads(ordered_tools(json.dumps(TOOLS).encode())[0])
 SECRET = "the launch code is xyzzy"
 
 
+def fields(request: Request) -> dict[str, object]:
+    """All that is known of it."""
+    return {name: getattr(request, name) for name in Request.__slots__ if name != "mends"}
+
+
 class Stage:
     """Prompts of agents that go out to one backend."""
 
@@ -57,6 +62,7 @@ class Stage:
         request: Request = parse(json.dumps(body).encode(), ROUTES[path])
         if self.mender.works:
             request = self.mender.mended(request, agent, named)
+            assert fields(request) == fields(parse(request.body, ROUTES[path]))
         live = Inflight(record, Client(Wire(), ROUTES[path], "id", 0.0), request, [], 9.0, explains=True)
         live.call = a_call(chain=request.chain(), prompt_tokens=request.prompt_bytes // 4)
         self.prefixes.look(live, live.call, self.backend)
@@ -249,6 +255,24 @@ async def test_heads_at_their_first_values() -> None:
     assert stage.count("slotgate_prefix_breaks_total") == {}
     (view,) = stage.shown()
     assert (view.stabilise, view.held) == ("all", {"tool_order": 3, "time": 4})
+
+
+async def test_what_is_known_of_a_body_moves_with_it() -> None:
+    """Wherever its members stand, with parts that are cut and options behind it."""
+    stage = Stage(PrefixSettings(stabilise="all"))
+    for turn in range(4):
+        said = prompt(9 + turn)["messages"]
+        named = {"role": "tool", "tool_call_id": "c", "name": "search", "content": "Found."}
+        tail = {"tools": ORDERED[::-1], "stream_options": {"include_usage": True}, "user": "me"}
+        first = {"metadata": {"session_id": f"s{turn // 2}"}, "tools": ORDERED[::-1], "stream": True}
+        for body in (
+            {"model": "m", "messages": [*said, named]} | tail,
+            first | {"model": "m", "messages": said},
+        ):
+            assert stage.send(body).request.mends
+        blocks: Any = [{"type": "text", "text": f"It is 9:0{turn}.", "cache_control": {"type": "ephemeral"}}]
+        system = {"system": blocks, "model": "m", "max_tokens": 9, "messages": prompt(1)["messages"][1:]}
+        stage.send(system, path=MESSAGES)
 
 
 async def test_bytes_that_are_not_mended_stay() -> None:
