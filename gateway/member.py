@@ -36,6 +36,7 @@ class Member:
     last_error: str = ""
     report: Report = field(default_factory=Report)  # the last one of this process
     asked_at: float = 0.0  # when that was asked for
+    heard_at: float = 0.0  # and when it was there
     experience: Experience = field(default_factory=Experience)  # with this process
     acceptance: Acceptance = field(default_factory=Acceptance)  # the same
     warming: asyncio.Task[str] | None = None  # a warm-up request that runs
@@ -111,12 +112,12 @@ class Member:
         """Whether the process that says this, asked then, is another one than before."""
         if None not in (report.started, self.started):
             return report.started != self.started
-        seconds = asked_at - self.asked_at
-        return seconds >= 0 and report.is_younger(self.report, seconds)  # else an older answer came late
+        # Of two answers that were under way at the same time, the older one may come last.
+        return asked_at >= self.heard_at and report.is_younger(self.report, asked_at - self.asked_at)
 
-    def heard(self, report: Report, asked_at: float) -> None:
-        """The engine can serve, and says this of itself."""
-        self.alive, self.report, self.asked_at = True, report, asked_at
+    def heard(self, report: Report, asked_at: float, now: float) -> None:
+        """The engine can serve, and says this of itself; it was asked then."""
+        self.alive, self.report, self.asked_at, self.heard_at = True, report, asked_at, now
         self.acceptance.hear(report)
         self.started = report.started or self.started
 

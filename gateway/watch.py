@@ -133,7 +133,7 @@ class Watch:
             return None
         if member.restarted(report, asked_at):
             self._restarted(member, report, "the engine was restarted")
-        member.heard(report, asked_at)
+        member.heard(report, asked_at, self._clock())
         return report
 
     def _recognise(self, member: Member, answers: dict[str, Answer]) -> bool:
