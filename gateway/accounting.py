@@ -135,34 +135,31 @@ class Record:
     @property
     def queue_wait(self) -> float | None:
         """Seconds from arrival to the dispatch that led to the answer."""
-        return _between(self.arrived, self.dispatched)
+        return None if self.dispatched is None else self.dispatched - self.arrived
 
     @property
     def ttft(self) -> float | None:
         """Seconds from arrival to the first token of any kind."""
-        return _between(self.arrived, self.first_token)
+        return None if self.first_token is None else self.first_token - self.arrived
 
     @property
     def backend_ttft(self) -> float | None:
         """Seconds from dispatch to the first token."""
-        return _between(self.dispatched, self.first_token)
+        start, end = self.dispatched, self.first_token
+        return None if start is None or end is None else end - start
 
     @property
     def tpot(self) -> float | None:
         """Seconds per token after the first. A burst in one event has no duration to divide."""
-        tokens, seconds = self.completion_tokens, _between(self.first_token, self.last_token)
-        if not self.counted or not tokens or tokens < 2 or not seconds:
+        tokens, start, end = self.completion_tokens, self.first_token, self.last_token
+        if start is None or end is None or end <= start or not tokens or tokens < 2 or not self.counted:
             return None
-        return seconds / (tokens - 1)
+        return (end - start) / (tokens - 1)
 
     @property
     def seconds(self) -> float | None:
         """Seconds from arrival to the end."""
-        return _between(self.arrived, self.ended)
-
-
-def _between(start: float | None, end: float | None) -> float | None:
-    return None if start is None or end is None else end - start
+        return None if self.ended is None else self.ended - self.arrived
 
 
 class ByteRatio:

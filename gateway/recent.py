@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from prometheus_client.core import Metric
 
 from gateway.accounting import Record
-from gateway.families import OUTPUT_RATE, PREFIX_HITS, SPEC_ACCEPT, TOKENS_PER_EVENT, Family
+from gateway.families import OUTPUT_RATE, PREFIX_HITS, SPEC_ACCEPT, TOKENS_PER_EVENT
 
 WINDOW_SECONDS = 10.0
 WINDOW_ANSWERS_MAX = 20_000
@@ -28,7 +28,7 @@ class Recent:
         self._accepted = accepted
         self._clock = clock
         self._answers: deque[tuple[str, float, float, int]] = deque(maxlen=WINDOW_ANSWERS_MAX)
-        self._ratios: defaultdict[tuple[str, ...], Ratio] = defaultdict(Ratio)
+        self._of: defaultdict[str, Shares] = defaultdict(Shares)
 
     def add(self, record: Record) -> None:
         """A request ended whose backend is known."""
@@ -40,31 +40,35 @@ class Recent:
             self._answers.append((record.backend, start, end, record.completion_tokens))
         if not record.counted:
             return
-        self._ratio(TOKENS_PER_EVENT, record.backend).add(record.completion_tokens, record.events)
-        self._ratio(SPEC_ACCEPT, record.backend).add(record.spec_accepted, record.spec_drafted)
-        self._ratio(PREFIX_HITS, record.backend, "reported").add(record.cached_tokens, record.prompt_tokens)
-        self._ratio(PREFIX_HITS, record.backend, "predicted").add(
-            record.cached_tokens_predicted, record.prompt_tokens_estimated
-        )
+        of = self._of[record.backend]
+        of.tokens_per_event.add(record.completion_tokens, record.events)
+        of.accepted.add(record.spec_accepted, record.spec_drafted)
+        of.hits_reported.add(record.cached_tokens, record.prompt_tokens)
+        of.hits_predicted.add(record.cached_tokens_predicted, record.prompt_tokens_estimated)
 
     def collect(self) -> Iterator[Metric]:
         """Rates and ratios of now."""
         rates = OUTPUT_RATE.gauge()
         for name, rate in self.rates().items():
             rates.add_metric((name,), rate)
-        families = {family.name: family.gauge() for family in (TOKENS_PER_EVENT, SPEC_ACCEPT, PREFIX_HITS)}
-        for (name, *labels), ratio in self._ratios.items():
-            if ratio.value is not None:
-                families[name].add_metric(labels, ratio.value)
+        carried, accepted, hits = TOKENS_PER_EVENT.gauge(), SPEC_ACCEPT.gauge(), PREFIX_HITS.gauge()
+        for backend, of in self._of.items():
+            for gauge, labels, ratio in (
+                (carried, (backend,), of.tokens_per_event),
+                (accepted, (backend,), of.accepted),
+                (hits, (backend, "reported"), of.hits_reported),
+                (hits, (backend, "predicted"), of.hits_predicted),
+            ):
+                if ratio.value is not None:
+                    gauge.add_metric(labels, ratio.value)
         for backend, share in self._accepted().items():
-            if self._ratio(SPEC_ACCEPT, backend).value is None:  # its answers do not tell
-                families[SPEC_ACCEPT.name].add_metric((backend,), share)
-        yield rates
-        yield from families.values()
+            if backend not in self._of or self._of[backend].accepted.value is None:  # answers do not tell
+                accepted.add_metric((backend,), share)
+        yield from (rates, carried, accepted, hits)
 
     def tokens_so_far(self, record: Record) -> int:
         """Of a stream that still runs: its events times the tokens per event of those before it."""
-        return round(record.events * (self._ratio(TOKENS_PER_EVENT, record.backend).value or 1.0))
+        return round(record.events * (self._of[record.backend].tokens_per_event.value or 1.0))
 
     def rates(self) -> dict[str, float]:
         """Tokens per second by backend; the tokens of an answer are taken as evenly spread."""
@@ -82,14 +86,13 @@ class Recent:
 
     def prefix_hit_ratio(self, backend: str) -> float | None:
         """As the engine reported it; None until it did."""
-        return self._ratio(PREFIX_HITS, backend, "reported").value
-
-    def _ratio(self, family: Family, *labels: str) -> Ratio:
-        return self._ratios[(family.name, *labels)]
+        return self._of[backend].hits_reported.value
 
 
 class Ratio:
     """A share over recent requests, weighted by their size; older ones fade."""
+
+    __slots__ = ("_part", "_whole")
 
     def __init__(self) -> None:
         self._part = 0.0
@@ -105,3 +108,15 @@ class Ratio:
     def value(self) -> float | None:
         """The share; None before the first request."""
         return self._part / self._whole if self._whole else None
+
+
+class Shares:
+    """Those of one backend."""
+
+    __slots__ = ("accepted", "hits_predicted", "hits_reported", "tokens_per_event")
+
+    def __init__(self) -> None:
+        self.tokens_per_event = Ratio()
+        self.accepted = Ratio()
+        self.hits_reported = Ratio()
+        self.hits_predicted = Ratio()
