@@ -11,10 +11,12 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 from gateway import errors
 from gateway.edge import Arrival, Head, declared_bytes
 from gateway.errors import Headers
-from gateway.intake import Intake
+from gateway.intake import Intake, Reading
 
 if TYPE_CHECKING:
     from gateway.server import EdgeProtocol
+
+UNCLAIMED_BYTES_MAX = 262_144  # of a body, before anybody asks for it
 
 Serve = Callable[[Arrival], Awaitable[None]]
 
@@ -27,6 +29,7 @@ class DirectArrival:
         "_chunked",
         "_more",
         "_protocol",
+        "_reading",
         "_waiter",
         "_wanted",
         "disconnected",
@@ -54,6 +57,7 @@ class DirectArrival:
         self._wanted = True  # somebody will read the body
         self._begun = b""  # the first piece of it, which is mostly all of it
         self._more = bytearray()  # the rest; a list of tiny pieces would take 25 times their bytes
+        self._reading: Reading | None = None  # while somebody waits for the rest
         self._waiter: asyncio.Future[None] | None = None
 
     async def run(self, serve: Serve) -> None:
@@ -74,6 +78,10 @@ class DirectArrival:
             return
         if self._begun:
             self._more += part
+            if self._reading is not None:
+                self._reading.has(self._size)
+            elif len(self._more) >= UNCLAIMED_BYTES_MAX:  # one round of the loop may bring 8 MB
+                self._protocol.flow.pause_reading()
         else:
             self._begun = part
         self.set()
@@ -98,11 +106,7 @@ class DirectArrival:
     async def body(self, intake: Intake) -> bytes:
         """See `Arrival`."""
         if self.more_body:  # a timer would cost more than all the rest
-            try:
-                await self._arrived(intake)
-            except errors.GatewayError:
-                self._drop()
-                raise
+            await self._arrived(intake)
         size, body, bytes_max = self._size, self._begun, intake.body_bytes_max
         if self._more and size <= bytes_max:
             body += self._more
@@ -121,14 +125,21 @@ class DirectArrival:
 
     async def _arrived(self, intake: Intake) -> None:
         if declared_bytes(self.fields) > intake.body_bytes_max:
+            self._drop()
             raise errors.BodyTooLarge(intake.body_bytes_max)
-        async with intake.read(self._protocol.body_seconds_max) as reading:
-            while self.more_body:
-                reading.has(self._size)
-                if self.disconnected:
-                    raise errors.ClientGone
-                self._waiter = asyncio.get_running_loop().create_future()
-                await self._waiter
+        async with intake.read(self._protocol.body_seconds_max, self._drop) as reading:
+            self._reading = reading
+            reading.has(self._size)
+            self._protocol.flow.resume_reading()
+            try:
+                while self.more_body:
+                    reading.check()
+                    if self.disconnected:
+                        raise errors.ClientGone
+                    self._waiter = asyncio.get_running_loop().create_future()
+                    await self._waiter
+            finally:
+                self._reading = None
 
     def watch(self, gone: Callable[[], None]) -> None:
         """See `Arrival`."""

@@ -110,6 +110,7 @@ class AsgiArrival:
                 parts.append(message.get("body", b""))
                 size += len(parts[-1])
                 reading.has(size)
+                reading.check()
                 if not message.get("more_body", False):
                     return b"".join(parts)
             raise errors.ClientGone

@@ -35,7 +35,7 @@ log = logging.getLogger("slotgate.handler")
 # What of a client's headers may reach an engine: never its credentials, nothing hop-by-hop, and no
 # X-Conversation-Id, with which llama.cpp generates on after a disconnect.
 PASSED_HEADERS = (b"content-type", b"accept", b"traceparent", b"tracestate")
-INTAKE_BODIES = 2  # of the largest size, that all those together hold that are not whole yet
+INTAKE_BODIES = 1.5  # of the largest size, that all those together hold that are not whole yet
 REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{8,64}")
 
 
@@ -77,7 +77,7 @@ class Handler:
         """Go by these settings from the next request on."""
         self._settings = settings
         largest = settings.server.body_bytes_max
-        self.intake.follow(largest, INTAKE_BODIES * largest)
+        self.intake.follow(largest, int(INTAKE_BODIES * largest))
 
     async def serve(self, arrival: Arrival) -> None:
         """Answer this request, whatever becomes of it."""

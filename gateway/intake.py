@@ -7,6 +7,7 @@ that has been silent longest goes first, so that nobody can keep others out by s
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from types import TracebackType
 
 from gateway import errors
@@ -28,9 +29,10 @@ class Intake:
         self.body_bytes_max = body_bytes_max
         self._bytes_max = bytes_max
 
-    def read(self, seconds: float) -> Reading:
-        """A body that may take so long, to be received inside `async with`."""
-        return Reading(self, seconds)
+    def read(self, seconds: float, drop: Callable[[], None] | None = None) -> Reading:
+        """A body that may take so long, to be received inside `async with`. `drop` is called when it is given
+        up early: what is there of it is not to be held any longer."""
+        return Reading(self, seconds, drop)
 
     def close(self) -> None:
         """No body is waited for any more."""
@@ -65,10 +67,11 @@ class Intake:
 class Reading:
     """One body. What ends it early, ends `async with` by that error."""
 
-    __slots__ = ("_failure", "_intake", "_limit", "_seconds", "bytes")
+    __slots__ = ("_drop", "_failure", "_intake", "_limit", "_seconds", "bytes")
 
-    def __init__(self, intake: Intake, seconds: float) -> None:
+    def __init__(self, intake: Intake, seconds: float, drop: Callable[[], None] | None) -> None:
         self.bytes = 0
+        self._drop = drop
         self._intake = intake
         self._seconds = seconds
         self._limit = asyncio.timeout(seconds)
@@ -87,14 +90,21 @@ class Reading:
             await self._limit.__aexit__(kind, error, trace)
         except TimeoutError:
             raise self._failure or errors.RequestTimeout(self._seconds) from None
+        if kind is None and self._failure is not None:  # it came whole at that very moment
+            raise self._failure
 
     def has(self, size: int) -> None:
-        """So many bytes of it have come by now. Raises BodyTooLarge, and what has ended it."""
-        more, self.bytes = size - self.bytes, size
+        """So many bytes of it have come by now. That may be the end of this one, or of others."""
+        if self._failure is not None:
+            return
         if size > self._intake.body_bytes_max:
-            self.bytes -= more
-            raise errors.BodyTooLarge(self._intake.body_bytes_max)
+            self.end(errors.BodyTooLarge(self._intake.body_bytes_max))
+            return
+        more, self.bytes = size - self.bytes, size
         self._intake.hold(self, more)
+
+    def check(self) -> None:
+        """Raises what has ended it early."""
         if self._failure is not None:
             raise self._failure
 
@@ -104,3 +114,5 @@ class Reading:
         if self._failure is None:
             self._failure = failure
             self._limit.reschedule(asyncio.get_running_loop().time())
+            if self._drop is not None:
+                self._drop()

@@ -78,7 +78,8 @@ class ServerSettings(Section):
     admin_port: Port = Field(default=8401, description="operators: /admin/*, /console, /metrics")
     admin_token: Secret = Field(default=SecretStr(""), description="required when admin_host is not loopback")
     body_bytes_max: Count = Field(
-        default=33_554_432, description="largest request body; all that are on their way, twice that"
+        default=33_554_432,
+        description="largest request body; those on their way: 1.5 times that in all",
     )
     shutdown_pause_seconds: SecondsFromZero = Field(
         default=5.0, description="after SIGTERM: not ready, still serving, so that balancers notice"

@@ -23,6 +23,7 @@ class Sender:
         async with intake.read(seconds) as reading:
             while (size := await self._sends.get()) is not None:
                 reading.has(size)
+                reading.check()
             return reading.bytes
 
     async def has(self, size: int | None) -> None:
