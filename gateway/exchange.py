@@ -15,6 +15,7 @@ from typing import NamedTuple, Protocol, cast
 import httptools
 
 UNREAD_BYTES_MAX = 1 << 20  # large, since engines drop readers that stall; but there is a bound
+READ_BYTES = 1 << 16  # at a time
 PIECES_MAX = 1024  # of what is unread: to join a piece takes 80 bytes, and it may have one
 FRAMING_BYTES_MAX = 1 << 18  # in a row without a byte of a body: a head, chunk extensions, trailers
 FIELDS_MAX = 1000  # header fields of one response
@@ -99,8 +100,14 @@ class Exchange:
         return self._head
 
     async def read(self) -> bytes:
-        """All body bytes since the last read, waiting for some; b"" at the end. Raises ConnectionLost."""
+        """All body bytes since the last read, waiting for some; b"" at the end. Raises ConnectionLost.
+
+        Of very many bytes only the first `READ_BYTES`, and others have their turn: a thousand events take as
+        long as everybody's next token.
+        """
         chunks = self._chunks
+        if self._unread_bytes > READ_BYTES:
+            await asyncio.sleep(0)
         while not chunks:
             if self.complete and self._cause is None:
                 return b""
@@ -108,7 +115,11 @@ class Exchange:
         data = chunks[0] if len(chunks) == 1 else b"".join(chunks)
         chunks.clear()
         self._unread_bytes = 0
-        if self._connection is not None:
+        if len(data) > READ_BYTES:
+            chunks.append(data[READ_BYTES:])
+            self._unread_bytes = len(data) - READ_BYTES
+            data = data[:READ_BYTES]
+        elif self._connection is not None:
             self._connection.resume()
         return data
 

@@ -1,0 +1,93 @@
+"""The gateway as it is, watched from inside: `python -m tests.processes.watched serve ...`.
+
+Writes JSON lines to the file that `WATCHED` names: each second how many tasks there are, and each turn of the
+event loop that took long, with what it was at. What counts is the processor time of the loop's thread: on a
+machine that does other things too, the time on the clock says nothing of the gateway.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from gateway import lifecycle
+from gateway.__main__ import main
+
+BEAT_SECONDS = 0.005
+STALL_SECONDS = 0.05
+LOOK_SECONDS = 0.01
+
+
+class Watcher:
+    """Beats in the loop, and looks at it from a thread of its own."""
+
+    def __init__(self, file: Path) -> None:
+        self._out = file.open("a", buffering=1)
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
+        self._told = 0.0  # when the tasks were counted last
+        self._beat_at, self._worked = time.monotonic(), time.thread_time()
+        self._seen: list[str] = []
+        self._over = False
+        threading.Thread(target=self._look, daemon=True).start()
+        self._beat()
+
+    def stop(self) -> None:
+        """Watch no more."""
+        self._over = True
+
+    def _beat(self) -> None:
+        """One turn of the loop is over."""
+        now, worked = time.monotonic(), time.thread_time()
+        if worked - self._worked > STALL_SECONDS:
+            self._tell(stall=round(worked - self._worked, 3), at=self._seen)
+        if now - self._told >= 1.0:
+            self._told = now
+            self._tell(tasks=len(asyncio.all_tasks()))
+        self._beat_at, self._worked, self._seen = time.monotonic(), time.thread_time(), []
+        if not self._over:
+            self._loop.call_later(BEAT_SECONDS, self._beat)
+
+    def _look(self) -> None:
+        """In the other thread: what a turn is at that has not ended yet."""
+        while not self._over:
+            time.sleep(LOOK_SECONDS)
+            frame = sys._current_frames().get(self._thread)
+            if frame is not None and time.monotonic() - self._beat_at > STALL_SECONDS / 2 and not self._seen:
+                stack = traceback.extract_stack(frame)[-6:]
+                self._seen = [f"{Path(one.filename).name}:{one.lineno} {one.name}" for one in stack]
+
+    def _tell(self, **what: Any) -> None:
+        self._out.write(json.dumps(what) + "\n")
+
+
+def watched(serve: Callable[..., Any], file: Path) -> Callable[..., Any]:
+    """The same, with a watcher."""
+
+    async def run(*arguments: Any) -> None:
+        watcher = Watcher(file)
+        try:
+            await serve(*arguments)
+        finally:
+            watcher.stop()
+
+    return run
+
+
+def seen(file: Path, what: str) -> list[dict[str, Any]]:
+    """The lines about `stall` or `tasks` so far."""
+    lines = [json.loads(line) for line in file.read_text().splitlines() if line.endswith("}")]
+    return [line for line in lines if what in line]
+
+
+if __name__ == "__main__":
+    lifecycle.serve = watched(lifecycle.serve, Path(os.environ["WATCHED"]))
+    main()
