@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: demo test test-long test-vllm check bench fuzz simulate-long clean
+.PHONY: demo test test-long test-vllm check bench fuzz simulate-long soak clean
 
 demo: $(VENV)/demo
 	@$(BIN)/python -m gateway.demo $(ARGS)
@@ -42,6 +42,9 @@ fuzz: $(VENV)/test
 
 simulate-long: $(VENV)/test
 	@$(BIN)/python -m pytest -q tests/simulation $(ARGS)
+
+soak: $(VENV)/test
+	@$(BIN)/python -m tests.soak $(ARGS)
 
 clean:
 	@rm -rf $(VENV) .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis
