@@ -123,7 +123,13 @@ class Request:
         return replace(
             self,
             body=_replaced(self.body, edits),
-            parts=tuple(map(part, self.parts)),
+            parts=tuple(
+                # Most of them are messages behind all that is edited.
+                Part(old[0] + by[-1], old[1] + by[-1], old[2])
+                if old[0] >= since[-1] and not old[3]
+                else part(old)
+                for old in self.parts
+            ),
             spans={key: moved(span) for key, span in self.spans.items()},
             usage_option=moved(self.usage_option) if self.usage_option else None,
             mends=mends,

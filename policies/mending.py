@@ -22,7 +22,7 @@ BYTES_MAX = 1 << 25
 # Longer ones go as they came: to read them would hold up all else for too long.
 TOOLS_BYTES_MAX = 1 << 18
 HEAD_BYTES_MAX = 1 << 16
-TOOLS_MAX = 1024  # that are known as they are written
+LISTS_MAX, TOOLS_MAX = 64, 1024  # that are known as they are written
 DAY_SECONDS = 86_400
 
 _clock = re.compile(rb"\d{1,2}:\d\d(?P<seconds>:\d\d(?:[.,]\d+)?)?(?P<half> ?[AaPp]\.?[Mm]\b)?").match
@@ -30,7 +30,7 @@ _word = re.compile(r"[^ \t\n\r]").search
 _scanner = json.JSONDecoder()
 _MORNING = bytes.maketrans(b"Pp", b"Aa")
 
-IDENTIFIERS = (Kind.UUID, Kind.RANDOM_ID)
+UUID, RANDOM_ID = Kind.UUID, Kind.RANDOM_ID  # a hundred looks at an enumeration take longer than all else
 
 Kinds = frozenset[Kind]
 NONE: Kinds = frozenset()
@@ -54,8 +54,11 @@ def ordered_tools(text: bytes) -> tuple[bytes, Kinds]:
 
     Also what was changed by that, beside the spelling. What is no such list comes back as it is.
     """
-    if not text.startswith(b"[") or len(text) > TOOLS_BYTES_MAX:
-        return text, NONE
+    return _ordered(text) if text.startswith(b"[") and len(text) <= TOOLS_BYTES_MAX else (text, NONE)
+
+
+@lru_cache(maxsize=LISTS_MAX)
+def _ordered(text: bytes) -> tuple[bytes, Kinds]:
     try:
         tools = [_tool(one) for one in _items(text.decode())]
     except (ValueError, RecursionError):
@@ -196,7 +199,8 @@ class Heads:
         own: Hashable = None
         if begins or (session is None and head is None):
             # Conversations without a name may begin with the same words: their identifiers hold them apart.
-            own = (agent, *said[:1], *(text[s:e] for kind, s, e in found if kind in IDENTIFIERS))
+            names = [text[s:e] for kind, s, e in found if kind is UUID or kind is RANDOM_ID]
+            own = (agent, *said[:1], *names)
             head = self._heads.get(own)
             if head is None and not begins:
                 head = self._heads.get((agent, *said[:1]))

@@ -44,6 +44,7 @@ class Span(NamedTuple):
 
 NEAR = 40  # bytes around a difference in which its span begins and ends; a UUID has 36
 WORD = 128  # or so many, of a single word; a SHA-512 has 128
+FAR = 64  # bytes: no span of several words is longer
 BLOB = 1024  # bytes of a word; what is longer is none
 LIKE = 16  # bytes behind a span that must be alike, so that it is the same span
 
@@ -98,14 +99,14 @@ def respanned(known: bytes, found: Sequence[Span], text: bytes) -> list[Span]:
     read. They are the same as those of the whole text."""
     shift, at, rest = len(text) - len(known), common(known, text), common_end(known, text)
     rest = min(rest, min(len(text), len(known)) - at)
-    start = _word_start(text, max(0, at - WORD), BLOB)
+    start = _word_start(text, max(0, at - FAR), BLOB)
     same = bisect_right(found, start, key=lambda span: span.end)
     if same < len(found):
         start = min(start, found[same].start)
-    stop = _word_end(text, min(len(text), len(text) - rest + WORD), BLOB)
+    stop = _word_end(text, min(len(text), len(text) - rest + FAR), BLOB)
     if max(at - start, stop - len(text) + rest) > BLOB:  # the middle of a word without end
         return list(spans(text))
-    fresh = list(itertools.takewhile(lambda span: span.start < stop, spans(text, start, stop + WORD)))
+    fresh = list(itertools.takewhile(lambda span: span.start < stop, spans(text, start, stop + FAR)))
     behind = bisect_left(found, stop - shift, key=lambda span: span.start)
     ends = (fresh[-1].end if fresh else 0, found[behind - 1].end + shift if behind else 0)
     if max(ends) > stop and ends[0] != ends[1]:  # one of them reaches into what is behind
