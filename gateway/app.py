@@ -29,12 +29,12 @@ from gateway.api import answer_errors, exposition
 from gateway.auth import AdminGuard, Keys
 from gateway.bookkeeper import Bookkeeper
 from gateway.counting import Counting
-from gateway.dispatcher import Dispatcher
 from gateway.edge import AsgiArrival, Receive, Scope, Send
 from gateway.fleet import Fleet
 from gateway.handler import Handler
 from gateway.inflight import Inflight, Inflights, Phase
 from gateway.intake import Intake
+from gateway.ledger import dispatcher_of
 from gateway.lessons import Lessons
 from gateway.member import Member
 from gateway.mender import Mender
@@ -65,7 +65,7 @@ class Gateway:
         self.settings = settings
         self.keys = Keys(settings.keys)
         self.admission = Admission(settings.limits())
-        self.dispatcher = Dispatcher(self.admission, clock)
+        self.dispatcher = dispatcher_of(settings.redis, self.admission, clock, self._url_of)
         queue = settings.queue
         self.inflights = Inflights(queue.heartbeat, queue.heartbeat_seconds, self._may_beat, clock)
         self.fleet = Fleet(self.dispatcher, self.inflights, Probes(), clock)
@@ -76,6 +76,7 @@ class Gateway:
             __version__,
             aliases=settings.models,
             running=self.inflights.records,
+            sharing=lambda: self.dispatcher.sharing,
             accepted=self.fleet.accepted,
             clock=clock,
         )
@@ -182,6 +183,10 @@ class Gateway:
         self.events.close()
         self.admin_intake.close()
 
+    def _url_of(self, name: str) -> str:
+        """Which engine a backend is, in the words of all gateways."""
+        return self.fleet.members[name].settings.url
+
     def _may_beat(self, live: Inflight, now: float) -> bool:
         """Whether a queued request's head may go out: not while a 503 may still have to be its status."""
         call = live.call
@@ -223,7 +228,8 @@ def client_api(gateway: Gateway) -> FastAPI:
     @api.api_route("/ready", methods=["GET", "HEAD"])
     async def ready() -> JSONResponse:
         why = gateway.why_not_ready()
-        return JSONResponse({"ready": not why} | ({"reason": why} if why else {}), 503 if why else 200)
+        reason = why or gateway.dispatcher.fault
+        return JSONResponse({"ready": not why} | ({"reason": reason} if reason else {}), 503 if why else 200)
 
     @api.get("/metrics")
     async def metrics(request: Request) -> Response:

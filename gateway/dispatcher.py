@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from types import TracebackType
 
@@ -114,6 +115,30 @@ class Dispatcher:
                         future.exception()  # read once: a waiter cancelled just now will not
                 case StateChanged():
                     self._tell(decision)
+
+    @property
+    def sharing(self) -> str:
+        """Where slots are counted: `local`, `shared`, or `degraded`."""
+        return "local"
+
+    @property
+    def fault(self) -> str:
+        """Why they are not counted where they should be; "" if they are."""
+        return ""
+
+    def observe(self, name: str, foreign: int) -> None:
+        """The engine works on so many requests that are not this gateway's."""
+        if foreign != self.admission.backends[name].foreign:
+            self.apply(self.admission.observe(name, foreign, self.clock()))
+
+    @asynccontextmanager
+    async def spare(self, name: str) -> AsyncIterator[bool]:
+        """A slot for a request of the gateway's own, if there is one."""
+        yield self.admission.backends[name].free > 0
+
+    def warm_elsewhere(self, name: str) -> bool:
+        """Whether another gateway has warmed the engine up, and sends it calls."""
+        return False
 
     def _tell(self, change: StateChanged) -> None:
         for listener in self.state_changed:

@@ -47,7 +47,7 @@ from gateway.series import Series, Total
 from policies.admission import Admission
 from policies.types import Backend, Priority, State
 
-SHARED_STATES = ("local", "shared", "degraded")  # this version has no ledger but its own
+SHARED_STATES = ("local", "shared", "degraded")
 MODELS_MAX = 200  # labels; an engine that renames its model at each probe fills no disk
 
 # Of a request: labels of model and backend, class, outcome, where its tokens come from.
@@ -68,12 +68,14 @@ class Metrics:
         running: Callable[[], Iterable[Record]] = tuple,
         accepted: Callable[[], Mapping[str, float]] = dict,
         clock: Callable[[], float] = time.monotonic,
+        sharing: Callable[[], str] = lambda: "local",
     ) -> None:
         self._admission = admission
         self._version = version
         self._models: set[str] = set()
         self.follow(aliases)
         self._config_invalid = False
+        self._sharing = sharing
         self._series = Series(FED)
         self._figures: dict[Kind, Figures] = {}
         self._prepare = self._series.histogram(OVERHEAD, "prepare")
@@ -147,7 +149,7 @@ class Metrics:
         invalid.add_metric((), self._config_invalid)
         build.add_metric((self._version,), 1)
         for state in SHARED_STATES:
-            shared.add_metric((state,), state == "local")
+            shared.add_metric((state,), state == self._sharing())
         yield from (invalid, build, shared)
 
     def _model_label(self, model: str) -> str:

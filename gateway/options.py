@@ -17,8 +17,6 @@ from pydantic import (
     ConfigDict,
     Field,
     SecretStr,
-    ValidationInfo,
-    field_validator,
 )
 from pydantic.fields import FieldInfo
 
@@ -29,10 +27,12 @@ from gateway.values import (
     CountFromZero,
     Day,
     Host,
+    LeaseSeconds,
     Name,
     Patterns,
     Places,
     Port,
+    RedisUrl,
     Seconds,
     SecondsFromZero,
     Secret,
@@ -46,27 +46,10 @@ from policies.types import Limits
 PREFIX = "SLOTGATE_"
 
 
-@dataclass(frozen=True, slots=True)
-class Later:
-    """Marks an option whose part is not built yet: only its default is accepted, because an option
-    that were ignored would promise what does not happen (a `[redis]` url multiplies slots)."""
-
-    part: str
-
-
 class Section(BaseModel):
     """A table of the configuration."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
-
-    @field_validator("*")
-    @classmethod
-    def _not_yet(cls, value: object, info: ValidationInfo) -> object:
-        option = cls.model_fields[info.field_name or ""]
-        later = _later(option)
-        if later and value != option.default:
-            raise ValueError(f"this version has no {later.part} yet; remove it")
-        return value
 
 
 class ServerSettings(Section):
@@ -238,14 +221,13 @@ class AccountingSettings(Section):
 class RedisSettings(Section):
     """Slots shared by several gateways."""
 
-    url: Annotated[str, Later("shared slots")] = Field(
-        default="", description="set: slots are shared", repr=False
+    url: RedisUrl = Field(
+        default=SecretStr(""),
+        description="redis://, rediss:// (TLS) or unix://; set: slots are shared by all gateways of the pool",
     )
-    pool: Annotated[str, Later("shared slots")] = Field(
-        default="default", description="gateways of one pool share"
-    )
-    lease_seconds: Annotated[Seconds, Later("shared slots")] = Field(
-        default=15.0, description="until a lost one frees"
+    pool: Name = Field(default="default", description="gateways that name the same one share")
+    lease_seconds: LeaseSeconds = Field(
+        default=15.0, description="until the slots of a gateway that was lost are free again"
     )
 
 
@@ -285,7 +267,6 @@ class Option:
     default: str  # as in TOML; "" where there is none
     description: str
     variable: str | None  # None: set with its whole list
-    later: bool  # of a part that this version does not have
 
 
 def options() -> list[Option]:
@@ -297,7 +278,6 @@ def options() -> list[Option]:
             default=_default(option),
             description=option.description or "",
             variable=_variable(name),
-            later=_later(option) is not None,
         )
         for name, option in _walk(Settings)
     ]
@@ -318,10 +298,6 @@ def _variable(name: str) -> str | None:
     """The environment variable of one option: a list is set whole, an alias stands in the file."""
     alone = "." in name and "[]" not in name and "*" not in name
     return PREFIX + name.replace(".", "__").upper() if alone else None
-
-
-def _later(option: FieldInfo) -> Later | None:
-    return next((mark for mark in option.metadata if isinstance(mark, Later)), None)
 
 
 def _type(annotation: Any) -> str:

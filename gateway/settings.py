@@ -168,7 +168,10 @@ class _Loader:
     def _resolve_secrets(self, raw: Table) -> None:
         """Replace `NAME_env` and `NAME_file` by what they point to."""
         listed = raw.get("backends")
-        tables: list[tuple[KeyPath, str, Any]] = [(("server",), "admin_token", raw.get("server"))]
+        tables: list[tuple[KeyPath, str, Any]] = [
+            (("server",), "admin_token", raw.get("server")),
+            (("redis",), "url", raw.get("redis")),
+        ]
         if isinstance(listed, list):
             tables += [(("backends", i), "api_key", table) for i, table in enumerate(listed)]
         for path, name, table in tables:

@@ -40,6 +40,13 @@ def name_of(validated: Table) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", host_and_port).strip("-")[:64]
 
 
+def _redis_url(secret: SecretStr) -> SecretStr:
+    url = secret.get_secret_value()
+    if url and not re.fullmatch(r"rediss?://[!-~]+|unix://[!-~]*/[!-~]+", url):
+        raise ValueError("must be a URL as redis://HOST:PORT, rediss://HOST:PORT or unix:///PATH")
+    return secret
+
+
 def _header_safe(secret: SecretStr) -> SecretStr:
     if not re.fullmatch(r"[!-~]*", secret.get_secret_value()):
         raise ValueError("must be printable ASCII without blanks, as it goes into a header")
@@ -89,6 +96,8 @@ Host = Annotated[str, Field(pattern=r"^[0-9A-Za-z.:_-]+$")]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
 Alias = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]{1,200}$")]
 Secret = Annotated[SecretStr, AfterValidator(_header_safe)]
+RedisUrl = Annotated[SecretStr, AfterValidator(_redis_url)]
+LeaseSeconds = Annotated[float, Field(strict=True, ge=1, le=3600)]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9A-Fa-f]{64}$"), AfterValidator(str.lower)]
 Texts = tuple[str, ...]
 Patterns = tuple[Annotated[str, AfterValidator(_pattern)], ...]

@@ -169,7 +169,7 @@ class Watch:
 
     def _not_ready(self, member: Member, state: State, why: str) -> None:
         member.away, member.foreign = True, 0
-        self._dispatcher.apply(self._admission.observe(member.name, 0, self._clock()))
+        self._dispatcher.observe(member.name, 0)
         if self._admission.backends[member.name].state not in HELD:
             self.enter(member, state, why)
 
@@ -217,8 +217,7 @@ class Watch:
     def _foreign(self, member: Member, foreign: int) -> None:
         believed = min(foreign, member.foreign)
         member.foreign = foreign
-        if believed != self._admission.backends[member.name].foreign:
-            self._dispatcher.apply(self._admission.observe(member.name, believed, self._clock()))
+        self._dispatcher.observe(member.name, believed)
 
     # -- warm-up ----------------------------------------------------------------------------------
 
@@ -236,9 +235,12 @@ class Watch:
             self.enter(member, State.WARMING)
         model = min(backend.models, default="") if backend.models else ""
         for _ in range(member.settings.warmup.requests):
+            if self._dispatcher.warm_elsewhere(member.name):
+                break
             fault = "no slot is free"  # resumed before it was drained: what runs on may have them all
-            if backend.free and (fault := await self._warmed(member, model)):
-                member.last_error = fault
+            async with self._dispatcher.spare(member.name) as free:
+                if free and (fault := await self._warmed(member, model)):
+                    member.last_error = fault
             if backend.state is not State.WARMING:  # drained, or down, in the meantime
                 return
             if fault:

@@ -13,7 +13,14 @@ from collections.abc import Sequence
 
 import pytest
 
-PACKAGES = {"chromium": "chromium", "prometheus": "prometheus", "promtool": "prometheus"}  # by program
+PACKAGES = {  # by program
+    "chromium": "chromium",
+    "faketime": "faketime",
+    "haproxy": "haproxy",
+    "prometheus": "prometheus",
+    "promtool": "prometheus",
+    "redis-server": "redis-server",
+}
 SECONDS_MAX = 600  # for one run of apt-get
 
 

@@ -17,7 +17,7 @@ def tables() -> dict[str, str]:
     return {
         "options": _table(
             ("option", "type", "default", "meaning"),
-            [(f"`{o.name}`", o.type, o.default, o.description) for o in options() if not o.later],
+            [(f"`{o.name}`", o.type, o.default, o.description) for o in options()],
         ),
         "metrics": _table(
             ("metric", "labels", "meaning"),

@@ -73,6 +73,8 @@ def serve(
         gateway = create_app(settings, read=read, where=file or "")
     except OSError as error:  # certificates are files
         raise CommandFailed(f"A backend's tls_ca_file cannot be used: {error}.", 2) from None
+    except ValueError as error:
+        raise CommandFailed(f"redis.url cannot be used: {error}.", 2) from None
     gateway.dispatcher.state_changed.append(lambda change: _tell(gateway, change))
 
     def started() -> None:

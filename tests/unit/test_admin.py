@@ -236,14 +236,14 @@ async def test_a_backend_has_the_members_of_the_interface(
             "source": "prior",
         },
         "prefix": {
-                "entries": 0,
-                "room": 1,
-                "efficiency": 1.0,
-                "block_tokens": 1,
-                "found_less": 0,
-                "found_more": 0,
-                "hit_ratio": None,
-            },
+            "entries": 0,
+            "room": 1,
+            "efficiency": 1.0,
+            "block_tokens": 1,
+            "found_less": 0,
+            "found_more": 0,
+            "hit_ratio": None,
+        },
         "last_error": "status: HTTP 500",
     }
 

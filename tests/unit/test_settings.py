@@ -160,7 +160,9 @@ BROKEN = [
     ('[accounting]\njournal = "a\\u0000b"', "accounting.journal", "must match"),
     ("[accounting]\njournal_days = 0", "accounting.journal_days", "must be greater than or equal to 1"),
     ("[accounting]\njournal_bytes_max = 1000", "accounting.journal_bytes_max", "must be greater than"),
-    ('[redis]\nurl = "redis://:hush@h"', "redis.url", "this version has no shared slots yet; remove it"),
+    ('[redis]\nurl = "http://:hush@h"', "redis.url", "must be a URL as redis://HOST:PORT"),
+    ("[redis]\nlease_seconds = 0.5", "redis.lease_seconds", "must be greater than or equal to 1"),
+    ('[redis]\npool = "a b"', "redis.pool", "must match"),
 ]
 
 
@@ -253,7 +255,7 @@ def test_lists_come_from_the_environment_as_json(write: Write) -> None:
         ("SLOTGATE_SERVER__PORT", "", "server.port: must be a valid integer"),
         ("SLOTGATE_SERVER__PORT", "9" * 5000, "server.port: must be a valid integer"),
         ("SLOTGATE_QUEUE__HEARTBEAT_SECONDS", "NaN", "queue.heartbeat_seconds: must be"),
-        ("SLOTGATE_REDIS__URL", "redis://hush", "redis.url: this version has no shared slots yet"),
+        ("SLOTGATE_REDIS__URL", "hush", "redis.url: must be a URL"),
         ("SLOTGATE_BACKENDS", "http://hush", "backends: is not JSON"),
         ("SLOTGATE_BACKENDS", '{"url": "hush"}', "backends: must be a list"),
         ("SLOTGATE_BACKENDS", '["http://hush"]', "backends[0]: must be a table"),
@@ -365,7 +367,7 @@ def test_aliases_keep_their_order_and_defaults(write: Write) -> None:
     assert (second.targets, second.fallbacks, second.advertise_context) == (("m",), (), "smallest")
 
 
-def test_options_of_later_parts_are_accepted_at_their_default(write: Write) -> None:
+def test_the_defaults_can_be_spelt_out(write: Write) -> None:
     """A file that spells out the defaults of the whole contract is valid."""
     write(
         "[server]\nallowed_backends = []\n[routing]\nhold_seconds_max = 60\n"
@@ -403,8 +405,7 @@ def test_every_option_has_a_name_type_and_meaning() -> None:
     targets = rows["models.*.targets"]
     assert (targets.type, targets.default, targets.variable) == ("list of text", "", None)
     assert rows["models.*.advertise_context"].type == "smallest | largest | integer"
-    assert rows["redis.url"].later
-    assert not port.later
+    assert (rows["redis.url"].type, rows["redis.url"].default) == ("secret", '""')
 
 
 @pytest.mark.parametrize(

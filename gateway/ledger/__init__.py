@@ -1,0 +1,32 @@
+"""Slots shared by several gateways: leases in Redis, each with an owner and an expiry, never a counter.
+
+step ......... what a gateway tells and is told; step.lua is what happens in between
+redis ........ where it happens
+ledger ....... this gateway's account: what it holds, wants and gives back
+dispatcher ... Admission's face for a gateway that is not alone
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gateway.dispatcher import Dispatcher
+from gateway.options import RedisSettings
+from policies.admission import Admission
+
+
+def dispatcher_of(
+    redis: RedisSettings, admission: Admission, clock: Callable[[], float], url_of: Callable[[str], str]
+) -> Dispatcher:
+    """One that shares slots where Redis is configured; else one that knows of no other gateway.
+
+    `url_of`: which engine a backend is. Raises ValueError for a URL that is none.
+    """
+    url = redis.url.get_secret_value()
+    if not url:
+        return Dispatcher(admission, clock)
+    from gateway.ledger.dispatcher import SharedDispatcher  # who is alone need not load it
+    from gateway.ledger.redis import RedisStore
+
+    store = RedisStore(url, redis.pool)
+    return SharedDispatcher(admission, clock, url_of, store, store.channel, redis.lease_seconds)

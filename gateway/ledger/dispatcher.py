@@ -1,0 +1,190 @@
+"""The dispatcher of a gateway that shares its engines: the ledger confirms what Admission decides.
+
+Admission knows of the others only that an engine works on requests that are not its own, and that some free
+slots are not to be given. A grant that the ledger refuses goes back to its place in the queue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Hashable
+from contextlib import asynccontextmanager
+
+from gateway.dispatcher import Dispatcher, Slot
+from gateway.ledger.ledger import Ledger, Mode
+from gateway.ledger.step import Store, Word
+from policies.admission import Admission
+from policies.order import OVERDUE_SECONDS
+from policies.types import Backend, Call, Decision, Lease, State
+
+
+class SharedSlot(Slot):
+    """A slot that is this call's in the ledger too."""
+
+    __slots__ = ("_since",)
+
+    _dispatcher: SharedDispatcher
+
+    async def __aenter__(self) -> Slot:
+        self._since = self._dispatcher.clock()
+        await super().__aenter__()
+        try:
+            await self._confirmed()
+        except BaseException:
+            self._dispatcher.finish(self.call.id)
+            raise
+        return self
+
+    async def again(self, pause_seconds: float, prompt_tokens: int | None = None) -> None:
+        self._dispatcher.ledger.release(self.call.id)
+        self._since = self._dispatcher.clock()
+        await super().again(pause_seconds, prompt_tokens)
+        await self._confirmed()
+
+    async def _confirmed(self) -> None:
+        dispatcher, id = self._dispatcher, self.call.id
+        while not await dispatcher.confirmed(self.call, self.lease.backend):
+            decisions = dispatcher.admission.not_started(self.call, dispatcher.clock(), since=self._since)
+            self.lease = await dispatcher.granted(id, decisions)
+
+
+class SharedDispatcher(Dispatcher):
+    """`url_of`: of a backend by its name, the same in all gateways of the pool."""
+
+    def __init__(
+        self,
+        admission: Admission,
+        clock: Callable[[], float],
+        url_of: Callable[[str], str],
+        store: Store,
+        channel: str,
+        lease_seconds: float,
+    ) -> None:
+        super().__init__(admission, clock)
+        self.ledger = Ledger(
+            store,
+            channel,
+            lease_seconds,
+            clock,
+            self._words,
+            self._adjust,
+            lambda: bool(self.admission.queue),
+        )
+        self._store = store
+        self._url_of = url_of
+        self._degraded = False
+        self._measured: dict[str, int] = {}  # requests at each engine that are not ours, since it is degraded
+        self._strangers: dict[str, int] = {}  # and those of nobody whom the ledger knows
+        self._peaks: dict[str, int] = {}  # the most that others held since engines were asked last
+
+    @property
+    def sharing(self) -> str:
+        return self.ledger.mode.value
+
+    @property
+    def fault(self) -> str:
+        return self.ledger.fault
+
+    def slot(self, call: Call) -> Slot:
+        return SharedSlot(self, call)
+
+    def granted(self, id: str, decisions: list[Decision]) -> asyncio.Future[Lease]:
+        future = super().granted(id, decisions)
+        self.ledger.look()
+        return future
+
+    def finish(self, id: str) -> None:
+        self.ledger.release(id)
+        super().finish(id)
+
+    def observe(self, name: str, foreign: int) -> None:
+        self._measured[name] = foreign
+        known = self.ledger.elsewhere[self._url_of(name)]
+        self._strangers[name] = max(0, foreign - max(known, self._peaks.get(name, 0)))
+        self._peaks[name] = known
+        self._adjust()
+
+    @asynccontextmanager
+    async def spare(self, name: str) -> AsyncIterator[bool]:
+        id, backend = f"spare {name}", self.admission.backends[name]
+        given = bool(backend.free) and await self.ledger.take(
+            id, self._url_of(name), self.clock(), backend.slots
+        )
+        try:
+            yield bool(backend.free) if given is None else given
+        finally:
+            self.ledger.release(id)
+
+    def warm_elsewhere(self, name: str) -> bool:
+        standing = self.ledger.standings.get(self._url_of(name))
+        return self.ledger.mode is Mode.SHARED and standing is not None and standing.ready_elsewhere
+
+    async def run(self) -> None:
+        tasks = [
+            asyncio.create_task(self.ledger.run()),
+            asyncio.create_task(self._store.hints(self.ledger.look)),
+        ]
+        try:
+            await super().run()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+            await self.ledger.bye()
+            await self._store.close()
+
+    async def confirmed(self, call: Call, name: str) -> bool:
+        """Whether the call that was granted this backend may start there."""
+        backend, url = self.admission.backends[name], self._url_of(name)
+        given = await self.ledger.take(call.id, url, _came(call), backend.slots)
+        if given is None:
+            given = len(backend.leases) + backend.foreign + backend.withheld <= backend.slots
+            if given:
+                self.ledger.keep(call.id, url)
+        return given
+
+    # -- what the ledger is told, and what it tells ---------------------------------------------------
+
+    def _words(self) -> list[Word]:
+        oldest: dict[Hashable, tuple[Call, float]] = {}
+        for waiting in self.admission.queue:
+            call, came = waiting.call, _came(waiting.call)
+            kind = (call.model, call.targets, call.route)
+            if kind not in oldest or came < oldest[kind][1]:
+                oldest[kind] = call, came
+        words = []
+        for name, backend in self.admission.backends.items():
+            ready = backend.state is State.READY
+            waits = [came for call, came in oldest.values() if ready and backend.serves(call)]
+            came_ms = round(1000 * min(waits)) if waits and not backend.free else None
+            words.append(Word(self._url_of(name), backend.slots if ready else 0, ready, came_ms))
+        return words
+
+    def _adjust(self) -> None:
+        """Let Admission see the engines as the ledger does."""
+        ledger = self.ledger
+        if ledger.mode is Mode.DEGRADED and not self._degraded:
+            self._measured.clear()
+        self._degraded = ledger.mode is Mode.DEGRADED
+        for name, backend in list(self.admission.backends.items()):
+            url = self._url_of(name)
+            self._peaks[name] = max(self._peaks.get(name, 0), ledger.elsewhere[url])
+            foreign, withheld = self._elsewhere(name, url, backend)
+            if (foreign, withheld) != (backend.foreign, backend.withheld):
+                self.apply(self.admission.observe(name, foreign, self.clock(), withheld))
+
+    def _elsewhere(self, name: str, url: str, backend: Backend) -> tuple[int, int]:
+        """Requests at the engine that are not ours, and free slots that are not to be given."""
+        ledger, slots = self.ledger, backend.slots
+        if ledger.mode is Mode.DEGRADED:
+            foreign = self._measured.get(name, ledger.elsewhere[url])
+            return foreign, max(0, slots - foreign - ledger.share(url, slots))
+        foreign, standing = ledger.elsewhere[url] + self._strangers.get(name, 0), ledger.standings.get(url)
+        if standing is None or ledger.frozen:
+            return foreign, slots
+        return foreign, standing.ahead + max(0, slots - (standing.slots or slots))
+
+
+def _came(call: Call) -> float:
+    """When it came, for its turn among those of other gateways; see `Word`."""
+    return call.arrived + OVERDUE_SECONDS * call.priority

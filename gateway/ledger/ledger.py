@@ -1,0 +1,308 @@
+"""Who holds which slot, as one gateway knows it: what it holds and wants itself, and what the others do.
+One task talks to the ledger, step by step; requests only wait for what it hears.
+
+shared ..... each slot is taken in the ledger before a request is sent, and held there as long as it runs
+degraded ... the ledger cannot be asked: what runs goes on, and each gateway gives its share of the slots
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import itertools
+import logging
+import random
+import secrets
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from gateway.ledger.step import Reply, Slots, Standing, Step, Store, Unavailable, Want, Word
+
+log = logging.getLogger("slotgate.ledger")
+
+POLL_SECONDS = (
+    0.25  # between steps while somebody waits here; a fifth more or less, so that gateways take turns
+)
+LOOK_SECONDS = 0.01  # between steps after hints
+IDLE_SECONDS = 1.0  # between steps else
+CLAIM_SECONDS = 1.0  # a gateway that is silent for so long holds back no others
+RENEW_SHARE = 1 / 3  # of a lease, after which it is renewed
+FREEZE_SECONDS = 0.5  # beyond that, until everybody has told a new epoch what runs
+PAUSE_SECONDS, PAUSE_SECONDS_MAX = 1.0, 5.0  # until a ledger that failed is asked again
+
+
+class Mode(enum.StrEnum):
+    """Where slots are counted."""
+
+    SHARED = "shared"
+    DEGRADED = "degraded"
+
+
+class Held(NamedTuple):
+    """A slot that a call of this gateway has."""
+
+    number: str
+    url: str
+
+
+@dataclass(slots=True, eq=False)
+class Wanting:
+    """A slot that a call of this gateway waits for."""
+
+    id: str
+    url: str
+    number: str
+    came: float
+    slots: int
+    given: asyncio.Future[bool | None] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
+
+
+class Ledger:
+    """This gateway's account with it.
+
+    `words`: what it says of its engines at a step. `changed`: called when it was told something new. `waits`:
+    whether calls wait here for slots. `channel`: where hints are published.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        channel: str,
+        lease_seconds: float,
+        clock: Callable[[], float],
+        words: Callable[[], Sequence[Word]],
+        changed: Callable[[], None],
+        waits: Callable[[], bool],
+        dice: random.Random | None = None,
+    ) -> None:
+        self.mode = Mode.SHARED
+        self.standings: dict[str, Standing] = {}  # by engine, as last told
+        self.elsewhere: Counter[str] = Counter()  # slots that other gateways hold, by engine
+        self._store = store
+        self._channel = channel
+        self._lease_seconds = lease_seconds
+        self._clock = clock
+        self._words = words
+        self._changed = changed
+        self._waits = waits
+        self._dice = dice or random.Random()
+        self._owner = f"{self._dice.getrandbits(64):016x}" if dice else secrets.token_hex(8)
+        self._numbers = itertools.count(1)  # of slots
+        self._steps = itertools.count(1)
+        self._heard = 0
+        self._epoch = ""
+        self._held: dict[str, Held] = {}  # by call
+        self._wanted: list[Wanting] = []
+        self._freed: dict[str, str] = {}  # numbers that are to be given back, and their engines
+        self._entered: dict[str, str] = {}  # numbers that may stand in the ledger, and their engines
+        self._kicked = asyncio.Event()
+        self._looks = False
+        self._claims = False  # it said last that calls wait here
+        self._stepped = self._renewed = self._thaws = self._retries = float("-inf")
+        self._pause = 0.0
+        self._poll = POLL_SECONDS
+        self._why = ""
+
+    @property
+    def frozen(self) -> bool:
+        """Whether nobody gets a slot for now, as it is not known yet what runs."""
+        return not self._heard or self._clock() < self._thaws
+
+    @property
+    def fault(self) -> str:
+        """Why nobody can be asked; "" if somebody can."""
+        return self._why and f"slots are not shared, as Redis cannot be asked: {self._why}"
+
+    def share(self, url: str, slots: int) -> int:
+        """Of an engine's slots, those that are this gateway's while nobody can be asked. A gateway that never
+        heard of the others takes half."""
+        standing = self.standings.get(url)
+        if standing is None:
+            return -(-slots // 2)
+        place = (standing.rank + zlib.crc32(url.encode())) % standing.gateways
+        return slots // standing.gateways + (place < slots % standing.gateways)
+
+    # -- calls ------------------------------------------------------------------------------------
+
+    async def take(self, id: str, url: str, came: float, slots: int) -> bool | None:
+        """Whether the call may have a slot of this engine, which has so many; None: nobody can be asked.
+
+        `came`: when it came to wait, as in `Word`.
+        """
+        if self.mode is Mode.DEGRADED:
+            return None
+        want = Wanting(id, url, str(next(self._numbers)), came, slots)
+        self._wanted.append(want)
+        self._kicked.set()
+        try:
+            return await want.given
+        except asyncio.CancelledError:
+            if want in self._wanted:
+                self._wanted.remove(want)
+            else:  # it was asked for, and perhaps it is given
+                self._held.pop(id, None)
+                self._free(Held(want.number, url))
+            raise
+
+    def keep(self, id: str, url: str) -> None:
+        """The call has a slot although nobody could be asked; it is entered as soon as somebody can."""
+        self._held[id] = Held(str(next(self._numbers)), url)
+
+    def release(self, id: str) -> None:
+        """The call has no slot any more, if it had one."""
+        held = self._held.pop(id, None)
+        if held is not None:
+            self._free(held)
+
+    def look(self) -> None:
+        """Something may have changed: ask soon, if somebody waits here."""
+        if not self._looks and self._waits():
+            self._looks = True
+            self._kicked.set()
+
+    def _free(self, held: Held) -> None:
+        if held.number in self._entered:
+            self._freed[held.number] = held.url
+            self._kicked.set()
+
+    # -- steps ------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Talk to the ledger until cancelled."""
+        while True:
+            while (seconds := self._due() - self._clock()) > 0:
+                self._kicked.clear()
+                try:
+                    async with asyncio.timeout(seconds):
+                        await self._kicked.wait()
+                except TimeoutError:
+                    continue
+            await self._step()
+
+    async def bye(self) -> None:
+        """Give everything back, if anybody can be asked."""
+        if self.mode is Mode.SHARED and self._heard:
+            self._freed = dict(self._entered)
+            try:
+                await self._store.step(self._composed([], full=False, bye=True))
+            except Unavailable as fault:
+                log.info("the ledger cannot be told that this gateway ends: %s", fault)
+
+    def _due(self) -> float:
+        """When the next step is due."""
+        if self.mode is Mode.DEGRADED:
+            return self._retries
+        if not self._epoch or self._wanted or self._freed:
+            return float("-inf")
+        renewal = self._renewed + RENEW_SHARE * self._lease_seconds
+        if self.frozen:
+            return min(renewal, self._thaws)
+        if self._looks:
+            return self._stepped + LOOK_SECONDS
+        waits = self._waits() or self._claims  # whose call has left must tell so, too
+        return min(renewal, self._stepped + (self._poll if waits else IDLE_SECONDS))
+
+    async def _step(self) -> None:
+        now = self._clock()
+        full = not self._epoch or now - self._renewed >= RENEW_SHARE * self._lease_seconds
+        wanted, self._wanted, self._looks = self._wanted, [], False
+        step = self._composed(wanted, full=full)
+        try:
+            reply = await self._store.step(step)
+        except Unavailable as fault:
+            self._lost(wanted, str(fault))
+            return
+        except asyncio.CancelledError:
+            self._wanted = wanted + self._wanted
+            raise
+        except Exception as fault:  # a defect of ours must not end this task: nobody would get a slot
+            log.exception("a step of the ledger failed inside the gateway")
+            self._lost(wanted, type(fault).__name__)
+            return
+        if reply.stale:
+            self._lost(wanted, "another gateway has this one's name")
+        elif reply.again:
+            self._epoch, self._wanted = "", wanted + self._wanted
+        else:
+            self._told(step, reply, wanted, now)
+
+    def _composed(self, wanted: Sequence[Wanting], *, full: bool, bye: bool = False) -> Step:
+        words = self._words()
+        places = {word.url: place for place, word in enumerate(words)}
+        held = [one for one in self._held.values() if one.url in places] if full else []
+        self._entered.update((one.number, one.url) for one in held)
+        self._entered.update((want.number, want.url) for want in wanted)
+        self._freed = {number: url for number, url in self._freed.items() if url in places}
+        return Step(
+            owner=self._owner,
+            number=next(self._steps),
+            heard=self._heard,
+            epoch=self._epoch,
+            nonce=f"{self._dice.getrandbits(64):016x}",
+            clock_ms=round(1000 * self._clock()),
+            lease_ms=round(1000 * self._lease_seconds),
+            freeze_ms=round(1000 * (RENEW_SHARE * self._lease_seconds + FREEZE_SECONDS)),
+            claim_ms=round(1000 * CLAIM_SECONDS),
+            channel=self._channel,
+            words=words,
+            freed=[Slots(places[url], number) for number, url in self._freed.items()],
+            held=[Slots(places[one.url], one.number) for one in held],
+            wanted=[
+                Want(places[want.url], want.number, round(1000 * want.came), want.slots) for want in wanted
+            ],
+            full=full,
+            bye=bye,
+        )
+
+    def _told(self, step: Step, reply: Reply, wanted: Sequence[Wanting], asked_at: float) -> None:
+        if self.mode is Mode.DEGRADED:
+            log.info("slots are shared through Redis again")
+        now = self._clock()
+        self.mode, self._pause, self._why = Mode.SHARED, 0.0, ""
+        self._heard, self._epoch, self._stepped = step.number, reply.epoch, now
+        self._claims = any(word.came_ms is not None for word in step.words)
+        self._thaws = now + reply.frozen_ms / 1000 if reply.frozen_ms else float("-inf")
+        self._poll = POLL_SECONDS * self._dice.uniform(0.8, 1.2)
+        if step.full:  # nothing else of this gateway's stands there now
+            self._renewed = asked_at
+            told = {one.number for one in (*step.held, *step.freed)} | {one.number for one in step.wanted}
+            self._entered = {number: url for number, url in self._entered.items() if number in told}
+        for one in step.freed:
+            self._freed.pop(one.number, None)
+            self._entered.pop(one.number, None)
+        for want, given in zip(wanted, reply.given, strict=True):
+            if not given:
+                self._entered.pop(want.number, None)
+                self._freed.pop(want.number, None)
+            elif not want.given.done():
+                self._held[want.id] = Held(want.number, want.url)
+        own = Counter(self._entered.values())
+        self.standings = {word.url: one for word, one in zip(step.words, reply.standings, strict=True)}
+        self.elsewhere = Counter({url: max(0, one.held - own[url]) for url, one in self.standings.items()})
+        self._changed()
+        self._answer((want, given) for want, given in zip(wanted, reply.given, strict=True))
+
+    def _lost(self, wanted: Sequence[Wanting], why: str) -> None:
+        """Nobody can be asked. What was wanted may have been given: it is given back when somebody can."""
+        if self.mode is Mode.SHARED:
+            log.warning(
+                "Redis cannot be asked (%s): this gateway gives its share of the slots until it can", why
+            )
+        self.mode, self._epoch, self._why = Mode.DEGRADED, "", why
+        most = min(PAUSE_SECONDS_MAX, RENEW_SHARE * self._lease_seconds)
+        self._pause = min(most, 2 * self._pause or PAUSE_SECONDS)
+        self._retries = self._clock() + self._pause * self._dice.uniform(0.8, 1.0)
+        waiting, self._wanted = [*wanted, *self._wanted], []
+        self._freed.update((want.number, want.url) for want in wanted)
+        self._changed()
+        self._answer((want, None) for want in waiting)
+
+    def _answer(self, answers: Iterable[tuple[Wanting, bool | None]]) -> None:
+        for want, given in answers:
+            if not want.given.done():
+                want.given.set_result(given)

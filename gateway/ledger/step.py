@@ -1,0 +1,155 @@
+"""What one gateway tells the ledger in one step, and what it is told.
+
+A step is one script, so it happens whole or not at all, and a gateway has one under way at a time. Its number
+grows: a step that was given up and arrives late, behind the next one, does nothing. So whatever becomes of a
+step, the next one sets things right: what it wanted and did not get for certain is given back there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+
+class Unavailable(Exception):
+    """The ledger cannot be asked; whether the step happened is not known."""
+
+
+class Slots(NamedTuple):
+    """A slot of an engine, in use: the engine's place in the step, and this gateway's number for it."""
+
+    engine: int
+    number: str
+
+
+class Want(NamedTuple):
+    """A slot that is wanted."""
+
+    engine: int
+    number: str
+    came_ms: int  # see `Word`
+    slots: int  # that the engine has, as this gateway knows
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """What a gateway says of one engine."""
+
+    url: str  # which engine it is
+    slots: int  # that it has; 0: not known
+    ready: bool  # it takes calls
+    # When the oldest call that found no slot there came. Each class below interactive counts as if it had
+    # come a minute later, so that higher ones go first and none waits for ever. None: nobody waits.
+    came_ms: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Times are milliseconds; those of events by this gateway's own clock: elsewhere only how long ago they
+    were counts. Engines are told apart by their place in `words`."""
+
+    owner: str  # this run of this gateway
+    number: int
+    heard: int  # the last step to which an answer came
+    epoch: str  # the last one heard of; "": none
+    nonce: str  # the name of a new epoch, if there is none
+    clock_ms: int
+    lease_ms: int  # what is not held again for so long is free
+    freeze_ms: int  # a new epoch gives no slots for so long
+    claim_ms: int  # what others said of their waiting calls counts for so long
+    channel: str  # where hints go
+    words: Sequence[Word]
+    freed: Sequence[Slots] = ()
+    held: Sequence[Slots] = ()  # all of them, in a full step: also beyond what there is, as they are in use
+    wanted: Sequence[Want] = ()
+    full: bool = False
+    bye: bool = False  # the last one
+
+    def encoded(self) -> str:
+        """As the script reads it."""
+        return json.dumps(
+            {
+                "owner": self.owner,
+                "number": self.number,
+                "heard": self.heard,
+                "epoch": self.epoch,
+                "nonce": self.nonce,
+                "clock": self.clock_ms,
+                "lease": self.lease_ms,
+                "freeze": self.freeze_ms,
+                "claim": self.claim_ms,
+                "channel": self.channel,
+                "engines": [
+                    {
+                        "url": word.url,
+                        "slots": word.slots,
+                        "ready": word.ready,
+                        "came": False if word.came_ms is None else word.came_ms,
+                    }
+                    for word in self.words
+                ],
+                "freed": [(engine + 1, number) for engine, number in self.freed],
+                "held": [(engine + 1, number) for engine, number in self.held],
+                "wanted": [(want.engine + 1, *want[1:]) for want in self.wanted],
+                "full": self.full,
+                "bye": self.bye,
+            },
+            separators=(",", ":"),
+        )
+
+
+class Standing(NamedTuple):
+    """What the ledger knows of one engine."""
+
+    held: int  # slots in use, by all gateways
+    slots: int  # the least that any other gateway says; 0: none says any
+    ahead: int  # other gateways whose oldest call has waited longer than this one's
+    gateways: int  # that have this engine, this one included
+    rank: int  # of this one among them
+    ready_elsewhere: bool  # it takes calls of another gateway
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """The answer to a step."""
+
+    again: bool = False  # nothing was done: say everything, in a full step
+    stale: bool = False  # nothing was done: a later step was before it
+    epoch: str = ""
+    frozen_ms: int = 0  # until slots are given
+    given: tuple[bool, ...] = ()
+    standings: tuple[Standing, ...] = ()
+
+    @classmethod
+    def decoded(cls, text: bytes | str) -> Reply:
+        """As the script wrote it. Raises Unavailable for anything else."""
+        try:
+            told: dict[str, Any] = json.loads(text)
+            if told.get("again") or told.get("stale"):
+                return cls(again=bool(told.get("again")), stale=bool(told.get("stale")))
+            return cls(
+                epoch=told["epoch"],
+                frozen_ms=int(told["frozen"]),
+                given=tuple(map(bool, told["given"])),
+                standings=tuple(
+                    Standing(held, slots, ahead, gateways, rank, bool(ready))
+                    for held, slots, ahead, gateways, rank, ready in told["engines"]
+                ),
+            )
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError) as fault:
+            raise Unavailable(f"an answer that is none: {fault}") from None
+
+
+class Store(Protocol):
+    """Where the ledger is kept."""
+
+    async def step(self, step: Step) -> Reply:
+        """Make one step; one at a time. Raises Unavailable."""
+
+    async def hints(self, hint: Callable[[], None]) -> None:
+        """Call `hint` whenever slots may have become free, until cancelled. Some may be lost."""
+
+    async def close(self) -> None:
+        """Close all connections."""

@@ -1,0 +1,245 @@
+"""Several gateways before the same engines, with a real Redis: the engines count."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+from tests.debian import needs
+from tests.ledger.server import Server, redis_server
+from tests.processes.asking import Reply, ask, metric
+from tests.processes.fleet import becomes, configured, settled
+from tests.processes.harness import Engine, Gateway, RawClient, chat, engine, gateway, until
+
+pytestmark = needs("redis-server")
+
+LEASE_SECONDS = 2
+
+
+class Stage:
+    """A Redis, engines of so many slots, and gateways before them."""
+
+    def __init__(self, server: Server, engines: list[Engine], gateways: list[Gateway]) -> None:
+        self.server = server
+        self.engines = engines
+        self.gateways = gateways
+
+    async def ask(self, number: int, content: str, **more: Any) -> Reply:
+        """One request, by turns through each gateway."""
+        return await ask(self.gateways[number % len(self.gateways)], chat(content, **more))
+
+    async def leases(self) -> int:
+        """Slots that the ledger says are in use."""
+        async with self.server.client() as client:
+            return sum([await client.zcard(f"{{slotgate:default}}:leases:{one.url}") for one in self.engines])
+
+    async def never_too_many(self) -> None:
+        """No engine ever had more requests than slots."""
+        for one in self.engines:
+            state = await one.state()
+            assert state["over_slots"] == 0, state
+
+    async def settled(self) -> None:
+        """Everything is given back, here and there."""
+
+        async def nothing() -> bool:
+            return await self.leases() == 0
+
+        await until(nothing, "an empty ledger")
+        for one in self.engines:
+            await one.idle()
+
+    async def sharing(self, number: int, state: str) -> None:
+        """Wait until a gateway counts slots there."""
+
+        async def so() -> bool:
+            return await metric(self.gateways[number], "slotgate_shared_state", state=state) == 1
+
+        await until(so, f"gateway {number} {state}")
+
+
+@asynccontextmanager
+async def stage(
+    *slots: int, gateways: int = 2, arguments: tuple[str, ...] = (), url: str = "", **options: Any
+) -> AsyncIterator[Stage]:
+    """It, with every gateway and every backend ready."""
+    options = {"decode_tps": 200.0, "prefill_tps": 50_000.0} | options
+    async with AsyncExitStack() as stack:
+        server = await stack.enter_async_context(redis_server(*arguments))
+        engines = [await stack.enter_async_context(engine("openai", slots=one, **options)) for one in slots]
+        redis = {"url": url or server.url, "lease_seconds": LEASE_SECONDS}
+        config = configured(*engines, redis=redis, routing={"hold_seconds_max": 0})
+        fronts = [await stack.enter_async_context(gateway(config)) for _ in range(gateways)]
+        for one in fronts:
+            for i in range(len(engines)):
+                await becomes(one, f"b{i}", "ready")
+        yield Stage(server, engines, fronts)
+
+
+async def test_two_gateways_never_give_more_slots_than_there_are() -> None:
+    """160 requests through both: each engine had all its slots in use and never one more, each request is
+    answered, the ledger is empty at the end, and the engines were warmed up once."""
+    async with stage(2, 1) as scene:
+        replies = await asyncio.gather(*(scene.ask(i, f"request {i}", max_tokens=8) for i in range(160)))
+        assert {reply.head.status for reply in replies} == {200}
+        assert {reply.ended for reply in replies} == {"clean"}
+        for one in scene.engines:
+            state = await one.state()
+            assert (state["over_slots"], state["max_concurrent"]) == (0, state["slots"])
+        assert sum([(await one.state())["received"] for one in scene.engines]) == 160 + 2 * 2
+        assert [await metric(one, "slotgate_shared_state", state="shared") for one in scene.gateways] == [
+            1,
+            1,
+        ]
+        await scene.settled()
+
+
+async def test_the_slots_of_a_killed_gateway_come_back() -> None:
+    """kill -9 of the gateway that has every slot: the other one has them as soon as the leases are over, and
+    no engine ever had more. The one that was killed serves again on its port, and waits for nothing."""
+    async with stage(2) as scene:
+        dead, alive = scene.gateways
+        (one,) = scene.engines
+        await one.script(times=None, match="long", token_seconds=30.0)
+        async with AsyncExitStack() as stack:
+            for i in range(2):
+                client = await stack.enter_async_context(await RawClient.connect(dead.url))
+                await client.post("/v1/chat/completions", chat(f"long {i}"))
+                await client.head()
+            await one.busy(2)
+            assert await scene.leases() == 2
+            waiting = [asyncio.create_task(ask(alive, chat(f"short {i}"))) for i in range(2)]
+            await asyncio.sleep(0.1)
+            dead.expect_end()
+            await dead.process.kill()
+            replies = await asyncio.gather(*waiting)
+        assert [reply.head.status for reply in replies] == [200, 200]
+        await scene.never_too_many()
+        dead.process.start()
+        await until(lambda: dead.answers("/ready"), "the gateway that was killed")
+        assert (await ask(dead, chat("again"))).head.status == 200
+        await scene.settled()
+
+
+async def test_requests_survive_a_redis_that_dies() -> None:
+    """It is killed while requests run and wait on both gateways, and comes back without its data: each
+    request is answered, the gateways say that they are degraded, then that they share, and nothing is left.
+    Meanwhile each gives its share, so no engine has twice its slots; with Redis back, no more than it has."""
+    async with stage(2, 2) as scene:
+        first = [asyncio.create_task(scene.ask(i, f"first {i}", max_tokens=60)) for i in range(16)]
+        for one in scene.engines:
+            await one.busy(2)
+        await scene.server.process.kill()
+        for number in range(2):
+            await scene.sharing(number, "degraded")
+            ready = (await scene.gateways[number].client.get("/ready")).json()
+            assert ready["ready"] is True
+            assert "Redis cannot be asked" in ready["reason"]
+        assert {reply.head.status for reply in await asyncio.gather(*first)} == {200}
+        for one in scene.engines:
+            state = await one.state()
+            assert state["max_concurrent"] <= 2 * state["slots"]
+            await one.reset()
+        await scene.server.restart(empty=True)
+        for number in range(2):
+            await scene.sharing(number, "shared")
+        second = await asyncio.gather(*(scene.ask(i, f"second {i}", max_tokens=8) for i in range(60)))
+        assert {reply.head.status for reply in second} == {200}
+        await scene.never_too_many()
+        await scene.settled()
+
+
+async def test_a_gateway_starts_and_serves_without_redis() -> None:
+    """Nobody listens at its URL: it becomes ready, gives half of the slots, and says why."""
+    async with stage(4, gateways=1, url="redis://127.0.0.1:9") as scene:
+        (one,) = scene.engines
+        await one.reset()
+        replies = await asyncio.gather(*(scene.ask(i, f"request {i}", max_tokens=20) for i in range(8)))
+        assert {reply.head.status for reply in replies} == {200}
+        assert (await one.state())["max_concurrent"] == 2
+        ready = (await scene.gateways[0].client.get("/ready")).json()
+        assert ready["ready"] is True
+        assert "Redis cannot be asked" in ready["reason"]
+        assert await metric(scene.gateways[0], "slotgate_shared_state", state="degraded") == 1
+
+
+async def test_requests_survive_a_redis_that_hangs() -> None:
+    """SIGSTOP: whoever asks waits a quarter of a second, once, not for ever; SIGCONT, and all is well."""
+    async with stage(2) as scene:
+        scene.server.process.signal(signal.SIGSTOP)
+        try:
+            replies = await asyncio.gather(*(scene.ask(i, f"request {i}", max_tokens=8) for i in range(12)))
+        finally:
+            scene.server.process.signal(signal.SIGCONT)
+        assert {reply.head.status for reply in replies} == {200}
+        assert (await scene.engines[0].state())["max_concurrent"] <= 4
+        for number in range(2):
+            await scene.sharing(number, "shared")
+        replies = await asyncio.gather(*(scene.ask(i, f"again {i}", max_tokens=8) for i in range(12)))
+        assert {reply.head.status for reply in replies} == {200}
+        await scene.settled()
+
+
+async def test_a_paused_gateway_keeps_what_runs() -> None:
+    """SIGSTOP of a gateway for longer than a lease while its requests run: the other one takes no more than
+    the slots and those; afterwards both serve, and everything is given back."""
+    async with stage(2) as scene:
+        paused, other = scene.gateways
+        (one,) = scene.engines
+        running = [asyncio.create_task(ask(paused, chat(f"long {i}", max_tokens=900))) for i in range(2)]
+        await one.busy(2)
+        paused.process.signal(signal.SIGSTOP)
+        try:
+            replies = await asyncio.gather(*(ask(other, chat(f"other {i}", max_tokens=8)) for i in range(6)))
+        finally:
+            paused.process.signal(signal.SIGCONT)
+        assert {reply.head.status for reply in [*replies, *await asyncio.gather(*running)]} == {200}
+        assert (await one.state())["max_concurrent"] <= 4
+        await one.reset()
+        replies = await asyncio.gather(*(scene.ask(i, f"after {i}", max_tokens=8) for i in range(20)))
+        assert {reply.head.status for reply in replies} == {200}
+        await scene.never_too_many()
+        await scene.settled()
+
+
+async def test_clients_that_leave_give_their_slots_to_the_other_gateway() -> None:
+    """Queued or running, through either gateway; what the other one waits for is free at once."""
+    async with stage(1) as scene:
+        (one,) = scene.engines
+        await one.script(times=None, match="leaves", token_seconds=30.0)
+        for turn in range(3):
+            holder, other = scene.gateways[turn % 2], scene.gateways[(turn + 1) % 2]
+            async with await RawClient.connect(holder.url) as client:
+                await client.post("/v1/chat/completions", chat("leaves"))
+                await client.head()
+                await one.busy()
+                waiting = asyncio.create_task(ask(other, chat(f"follows {turn}")))
+                await asyncio.sleep(0.1)
+                client.close()
+            assert (await waiting).head.status == 200
+        await scene.never_too_many()
+        await scene.settled()
+        for front in scene.gateways:
+            await settled(front, "b0")
+
+
+async def test_forgotten_scripts_are_told_again() -> None:
+    """SCRIPT FLUSH in a loop while requests run: nobody notices, and no gateway falls back on itself."""
+    async with stage(2) as scene:
+
+        async def flush() -> None:
+            async with scene.server.client() as client:
+                while True:
+                    await client.script_flush()
+                    await asyncio.sleep(0.01)
+
+        flushing = asyncio.create_task(flush())
+        replies = await asyncio.gather(*(scene.ask(i, f"request {i}", max_tokens=8) for i in range(40)))
+        flushing.cancel()
+        await asyncio.wait([flushing])
+        assert {reply.head.status for reply in replies} == {200}
+        await scene.never_too_many()
+        assert all("cannot be asked" not in one.process.errors for one in scene.gateways)
