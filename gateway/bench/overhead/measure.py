@@ -42,7 +42,7 @@ class Bench:
         self._engine_port = free_port()
         self._real_time = real_time
         self._ports: dict[str, int] = {}
-        self._trees: dict[str, ProcessTree] = {}
+        self.trees: dict[str, ProcessTree] = {}  # of the targets
 
     @classmethod
     @contextmanager
@@ -69,12 +69,12 @@ class Bench:
                     yield self._measure(target, workload, round_)
 
     def _measure(self, target: str, workload: Workload, round_: int) -> Sample:
-        tree = self._trees.get(target)
+        tree = self.trees.get(target)
         if tree is None:
-            return Sample.of_load(target, workload.name, round_, self._load(target, workload))
-        with self._ahead_of_others(tree):
+            return Sample.of_load(target, workload.name, round_, self.load(target, workload))
+        with self.ahead_of_others(tree):
             own, busy, clock = tree.cpu_seconds(), cpu_busy_seconds(TARGET_CPU), time.monotonic()
-            load = self._load(target, workload)
+            load = self.load(target, workload)
             own, busy = tree.cpu_seconds() - own, cpu_busy_seconds(TARGET_CPU) - busy
             foreign = max(0.0, busy - own) / (time.monotonic() - clock)
             tree.settle()
@@ -82,7 +82,8 @@ class Bench:
         return replace(sample, cpu_seconds=own, memory_mib=tree.memory_mib(), foreign_share=foreign)
 
     @contextmanager
-    def _ahead_of_others(self, tree: ProcessTree) -> Iterator[None]:
+    def ahead_of_others(self, tree: ProcessTree) -> Iterator[None]:
+        """Before all other work inside, if so told."""
         if not self._real_time:
             yield
             return
@@ -92,7 +93,8 @@ class Bench:
         finally:
             tree.set_real_time(False)
 
-    def _load(self, target: str, workload: Workload) -> dict[str, float]:
+    def load(self, target: str, workload: Workload) -> dict[str, float]:
+        """Put the workload on the target once: what the load program prints."""
         body = self._folder / f"{workload.name}.json"
         body.write_bytes(workload.body())
         command = [self._folder / "load", self._ports[target], workload.connections, workload.seconds, body]
@@ -100,6 +102,10 @@ class Bench:
         done = subprocess.run(words, capture_output=True, check=True, timeout=workload.seconds + 30)
         line: dict[str, float] = json.loads(done.stdout)
         return line
+
+    def url(self, target: str) -> str:
+        """Where it listens."""
+        return f"http://127.0.0.1:{self._ports[target]}"
 
     def _start_engine(self, ends: ExitStack) -> None:
         command = (str(self._folder / "mock_engine"), str(self._engine_port))
@@ -119,13 +125,13 @@ class Bench:
         )
         tree = ProcessTree(process)
         ends.callback(tree.end)
-        self._ports[target.name], self._trees[target.name] = port, tree
+        self._ports[target.name], self.trees[target.name] = port, tree
 
     def _wait_ready(self, target: Target) -> None:
-        url = f"http://127.0.0.1:{self._ports[target.name]}/v1/chat/completions"
+        url = f"{self.url(target.name)}/v1/chat/completions"
         headers = {"content-type": "application/json"}
         request = urllib.request.Request(url, WORKLOADS["plain1"].body(), headers)
-        tree = self._trees.get(target.name)
+        tree = self.trees.get(target.name)
         deadline = time.monotonic() + READY_SECONDS
         while time.monotonic() < deadline and (tree is None or tree.running()):
             try:
