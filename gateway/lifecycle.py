@@ -27,7 +27,7 @@ from gateway import errors, systemd
 from gateway.app import Gateway
 from gateway.direct import Serve
 from gateway.routes import ROUTES
-from gateway.server import EdgeProtocol
+from gateway.server import LAST_REQUEST_SECONDS, EdgeProtocol, Ending
 from gateway.settings import ConfigError
 
 log = logging.getLogger("slotgate.lifecycle")
@@ -47,10 +47,12 @@ class Listener(uvicorn.Server):
     def __init__(
         self, app: Any, lifespan: Literal["on", "off"], direct: Mapping[bytes, Serve], connections_max: int
     ) -> None:
+        self.ending = Ending()
+        edge = partial(EdgeProtocol, direct=direct, connections_max=connections_max, ending=self.ending)
         super().__init__(
             uvicorn.Config(
                 app,
-                http=partial(EdgeProtocol, direct=direct, connections_max=connections_max),  # type: ignore[arg-type]
+                http=edge,  # type: ignore[arg-type]
                 ws="none",
                 lifespan=lifespan,
                 log_config=None,
@@ -67,6 +69,11 @@ class Listener(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Signals start the drain, not uvicorn's own shutdown."""
         yield
+
+    def accept_no_more(self) -> None:
+        """Who connects from now on waits for the next process that has the socket."""
+        for server in self.servers:
+            server.close()
 
 
 async def _reload(gateway: Gateway) -> None:
@@ -93,10 +100,15 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 async def serve(
-    gateway: Gateway, clients: socket.socket, operators: socket.socket, started: Callable[[], None]
+    gateway: Gateway,
+    clients: socket.socket,
+    operators: socket.socket,
+    started: Callable[[], None],
+    *,
+    handed: bool = False,
 ) -> None:
     """Serve both ports until a signal comes and everything has ended. `started` is called once both
-    ports answer."""
+    ports answer. `handed`: the clients' socket outlives this process."""
     direct = {path.encode(): gateway.handler.serve for path in ROUTES}
     most = descriptors()  # half is for clients: the rest, for engines and operators, must never be wanting
     servers = [
@@ -142,6 +154,8 @@ async def serve(
         await asyncio.wait([loop.create_task(stop.wait()), *tasks], return_when="FIRST_COMPLETED")
         gateway.stopping = True
         systemd.tell("STOPPING=1")
+        for server in servers:
+            server.ending.now = True
         left, seconds = len(gateway.inflights.by_id), gateway.settings.server.shutdown_seconds
         if left:
             log.info(
@@ -149,6 +163,9 @@ async def serve(
             )
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(hurry.wait(), gateway.settings.server.shutdown_pause_seconds)
+        if handed:
+            servers[0].accept_no_more()
+            await asyncio.sleep(LAST_REQUEST_SECONDS)
         await gateway.drain(gateway.settings.server.shutdown_seconds)
     finally:
         for server in servers:

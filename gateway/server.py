@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import httptools
@@ -29,14 +30,22 @@ WAITING_MAX = 16  # requests behind one that runs, beyond which no more is read:
 WAITING_BYTES_MAX = 1_048_576  # of their bodies
 UNREAD_SECONDS_MAX = 60.0  # in which a client takes nothing of its answer: it holds a slot
 SHUTDOWN_LINGER_SECONDS = 0.5
+LAST_REQUEST_SECONDS = 0.25  # for one that is on its way when the server stops: a close would reset it
 CLOSED_SHARE = 16  # of the connections, when there are too many: to look at all of them takes a while
+
+
+@dataclass(slots=True)
+class Ending:
+    """Whether a server is about to stop: then each answer is the last one on its connection."""
+
+    now: bool = False
 
 
 class EdgeProtocol(HttpToolsProtocol):
     """One connection of a client.
 
     `direct`: who serves POST requests to these paths without ASGI. `connections_max`: of the server, beyond
-    which those are closed that have asked for nothing for longest.
+    which those are closed that have asked for nothing for longest. `ending`: of the server.
     """
 
     head_seconds_max = HEAD_SECONDS_MAX
@@ -61,10 +70,12 @@ class EdgeProtocol(HttpToolsProtocol):
         *,
         direct: Mapping[bytes, Serve] | None = None,
         connections_max: int | None = None,
+        ending: Ending | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self._direct = direct or {}
         self._connections_max = connections_max
+        self._ending = ending or Ending()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(LingeringTransport(transport, self.loop, self._unread))
@@ -193,7 +204,8 @@ class EdgeProtocol(HttpToolsProtocol):
         free = cycle is None or cycle.response_complete
         serve = self._direct.get(self.url) if free and not self.expect_100_continue else None
         if serve is not None and parser.get_method() == b"POST" and parser.get_http_version() == "1.1":
-            arrival = DirectArrival(self, self.url.decode(), self.headers, parser.should_keep_alive())
+            keep_alive = parser.should_keep_alive() and not self._ending.now
+            arrival = DirectArrival(self, self.url.decode(), self.headers, keep_alive)
             self.cycle = self._served = arrival
             arrival.task = self.loop.create_task(arrival.run(serve))
             self.tasks.add(arrival.task)
@@ -211,6 +223,8 @@ class EdgeProtocol(HttpToolsProtocol):
         if self.gone is not None and 0 < len(self.pipeline) < WAITING_MAX:  # paused for the request behind
             self.flow.resume_reading()  # see `when_gone`
         cycle = self.cycle
+        if self._ending.now:
+            cycle.keep_alive = False
         if self.scope["http_version"] == "1.0" and isinstance(cycle, RequestResponseCycle):
             cycle.send = unchunked(cycle)  # type: ignore[assignment, method-assign]
 
@@ -279,8 +293,16 @@ class EdgeProtocol(HttpToolsProtocol):
 
     def shutdown(self) -> None:
         """Called by the server: the last answer is the last."""
+        self._ending.now = True
         self.transport.linger_seconds = SHUTDOWN_LINGER_SECONDS
-        super().shutdown()
+        if self.quiet_since is None:
+            super().shutdown()
+        else:
+            self.loop.call_later(LAST_REQUEST_SECONDS, self._close_if_quiet)
+
+    def _close_if_quiet(self) -> None:
+        if self.quiet_since is not None:
+            self.transport.close()
 
     def eof_received(self) -> None:
         """Called by the loop. Left to itself it would first write what the client does not read."""

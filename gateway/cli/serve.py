@@ -82,7 +82,7 @@ def serve(
         print(f"slotgate: listening on {url} (admin {admin})", flush=True)
         log.info("clients use %s/v1; Ctrl-C stops, a second one at once", url)
 
-    _run(run(gateway, clients, operators, started))
+    _run(run(gateway, clients, operators, started, handed=systemd.CLIENTS in handed))
     log.info("stopped")
 
 

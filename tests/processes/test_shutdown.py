@@ -90,6 +90,7 @@ async def test_terminated_while_it_works() -> None:
         last = time.monotonic()
         assert [reply.head.status for reply in replies] == [200] * 5
         assert all(reply.ended == "clean" and reply.text for reply in replies)
+        assert replies[-1].head.headers["connection"] == "close"  # those of a balancer go elsewhere
         assert replies[0].events[-1].done and replies[2].events[-1].done and replies[4].events[-1].done
         assert await ended(front, EXIT_SECONDS) - last < EXIT_SECONDS
         assert (await one.state())["outcomes"]["completed"] >= 5
