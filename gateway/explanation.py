@@ -48,6 +48,8 @@ def _prefix(slot: Slot, live: Inflight, backend: Backend) -> str:
     parts = ["append" if broken is None else f"break; kind={broken.kind}; offset={broken.offset}"]
     if broken is not None:
         parts.append(f"path={broken.path}")
+    if verdict is not None and verdict.between:
+        parts.append("between=conversations")
     parts += [
         f"cached={lease.cached_tokens}/{call.prompt_tokens}",
         f"efficiency={backend.service.cache_efficiency:.2f}",

@@ -16,9 +16,10 @@ from gateway.metrics import Metrics
 from gateway.request import Request
 from policies.differences import Difference
 from policies.findings import Findings
+from policies.heads import SharedHeads
 from policies.prefix import Chain
 from policies.service_model import ServiceModel
-from policies.stability import Stability
+from policies.stability import Stability, Verdict
 from policies.turn import Turn
 from policies.types import Backend, Call
 from policies.volatility import Kind
@@ -36,6 +37,7 @@ class Prefixes:
     def __init__(self, metrics: Metrics, clock: Callable[[], float]) -> None:
         self.findings = Findings()
         self._stability = Stability(xxhash.xxh3_64_intdigest)
+        self._heads = SharedHeads(xxhash.xxh3_64_intdigest)
         self._metrics = metrics
         self._clock = clock
         self._warned: set[tuple[str, str]] = set()
@@ -60,7 +62,10 @@ class Prefixes:
         turn = turn_of(live.request, call.chain)
         if turn is None:
             return
-        verdict = live.verdict = self._stability.look(record.agent, record.conversation, turn)
+        verdict = self._stability.look(record.agent, record.conversation, turn)
+        if verdict.new and (drift := self._heads.look(record.agent, turn, self._clock())):
+            verdict = Verdict(drift.shared_bytes, drift.difference, drift.lost_bytes, new=True, between=True)
+        live.verdict = verdict
         tokens, seconds = 0, 0.0
         if verdict.difference is not None:
             per_byte = call.prompt_tokens / max(1, turn.size)

@@ -65,9 +65,9 @@ def _within(old: Turn, new: Turn, place: int, was: bytes, now: bytes) -> Differe
         # Templates write tools out member by member; in another order they are as long as before.
         if before == after and not (is_tools and (len(was) == len(now) or repr(before) != repr(after))):
             return None
-        keys, sure = _way(before, after)
+        keys, sure = way(before, after)
         if is_tools:
-            kind = _of_tools(before, after)
+            kind = of_tools(before, after)
         elif not is_head:
             kind = _of_messages(before, after, old, place, now)
     except (ValueError, RecursionError):  # a piece that is no JSON of its own, or nested without end
@@ -80,7 +80,7 @@ def _within(old: Turn, new: Turn, place: int, was: bytes, now: bytes) -> Differe
     return Difference(kind, place, at, new.pieces[place].place(at), path, is_head, sure)
 
 
-def _of_tools(before: Any, after: Any) -> Kind | None:
+def of_tools(before: Any, after: Any) -> Kind | None:
     """Whether the same tools stand in another order, or their members do; or there are others."""
     if before == after:
         return Kind.TOOL_KEY_ORDER
@@ -129,7 +129,7 @@ def _without(value: Any, keys: frozenset[str]) -> Any:
     return value
 
 
-def _way(before: Any, after: Any) -> tuple[str, bool]:
+def way(before: Any, after: Any) -> tuple[str, bool]:
     """The way to the first value that differs, as `[2].function.description`; and whether that is a text
     which for the most part stayed."""
     path = ""

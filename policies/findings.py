@@ -28,7 +28,8 @@ class Finding:
     """One agent's prompts."""
 
     turns: int = 0  # that were compared
-    breaks: dict[Kind, Breaks] = field(default_factory=dict)
+    # By kind, and whether between conversations or from turn to turn.
+    breaks: dict[tuple[Kind, bool], Breaks] = field(default_factory=dict)
     mends: Counter[Kind] = field(default_factory=Counter)  # prompts in which it was held still
 
     @property
@@ -58,7 +59,7 @@ class Findings:
         finding = self._of(agent)
         finding.turns += 1
         if verdict.difference is not None:
-            breaks = finding.breaks.setdefault(verdict.difference.kind, Breaks())
+            breaks = finding.breaks.setdefault((verdict.difference.kind, verdict.between), Breaks())
             breaks.count += 1
             breaks.tokens += tokens
             breaks.seconds += seconds

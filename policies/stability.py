@@ -38,6 +38,8 @@ class Verdict(NamedTuple):
     shared_bytes: int  # of the prompt, from its start, as they were before; 0 of a new conversation
     difference: Difference | None = None  # None: it only grew
     lost_bytes: int = 0  # behind the difference, known before and yet computed again
+    new: bool = False  # it is no turn that continues another
+    between: bool = False  # what differs does so between conversations
 
 
 class Held:
@@ -87,6 +89,8 @@ class Stability:
         if held is not None:
             verdict = _judge(held.turn, turn, moved)
             held.turn.settle()
+        if verdict.difference is None:
+            verdict = verdict._replace(new=True)
         self._hold(agent, session, turn, held if verdict.difference is not None else None)
         return verdict
 

@@ -143,7 +143,7 @@ def kind_at(old: bytes, new: bytes, at: int) -> Kind | None:
     """What the difference is that two texts have first at this place; None: none of what is volatile."""
     if _is_blank(old, new, at):
         return Kind.WHITESPACE
-    was, now = _span_at(old, at), _span_at(new, at)
+    was, now = span_at(old, at), span_at(new, at)
     if was is None or now is None or was.start != now.start:
         return None
     if _behind(old, was.end) != _behind(new, now.end):
@@ -168,7 +168,7 @@ def _without_blanks(text: bytes) -> bytes:
     return text.translate(None, b" \t\r\n")
 
 
-def _span_at(text: bytes, at: int) -> Span | None:
+def span_at(text: bytes, at: int) -> Span | None:
     """The span that holds this place, or ends there."""
     start, end = _word_start(text, max(0, at - NEAR)), _word_end(text, at + NEAR)
     last = None

@@ -31,12 +31,14 @@ ADVICE = {
     Kind.CALL_IDS: "repeat calls of tools under the identifiers they came with",
     Kind.REASONING: "send reasoning back as it came, or never send it",
 }
+SHARED = "tell it in the first message: then new conversations share the system prompt of those before"
 
 
 class KindView(BaseModel):
     """Breaks of one kind."""
 
     kind: Kind
+    between: bool = Field(description="new conversations do not share the head of those before; else: turns")
     breaks: int
     tokens: int = Field(description="that were known before and are computed again")
     seconds: float = Field(description="of prefill for them, by the backends' rates: what mending saves")
@@ -62,7 +64,7 @@ class PrefixView(BaseModel):
 
 def prefix_view(agent: str, finding: Finding, mender: Mender, now: float) -> PrefixView:
     """One agent; `now` is the gateway's monotonic time."""
-    kinds = [_kind_view(kind, breaks, now) for kind, breaks in finding.breaks.items()]
+    kinds = [_kind_view(kind, breaks, now, between) for (kind, between), breaks in finding.breaks.items()]
     return PrefixView(
         agent=agent,
         turns=finding.turns,
@@ -75,21 +77,24 @@ def prefix_view(agent: str, finding: Finding, mender: Mender, now: float) -> Pre
     )
 
 
-def _kind_view(kind: Kind, breaks: Breaks, now: float) -> KindView:
+def _kind_view(kind: Kind, breaks: Breaks, now: float, between: bool) -> KindView:
     last = breaks.last
     held: Mode | None = None
-    if last is not None and last.head and last.path.partition("[")[0] != "tools":
+    if between and kind not in TOOLS:
+        held = "all" if kind is Kind.TIME else None
+    elif last is not None and last.head and last.path.partition("[")[0] != "tools":
         held = "all" if kind in HEADS else None
     elif kind in TOOLS:
         held = "tools"
     return KindView(
         kind=kind,
+        between=between,
         breaks=breaks.count,
         tokens=breaks.tokens,
         seconds=round(breaks.seconds, 3),
         path=last.path if last is not None else "",
         offset=last.offset if last is not None else 0,
         last=(datetime.now(UTC) - timedelta(seconds=now - breaks.at)).replace(microsecond=0),
-        advice=ADVICE[kind],
+        advice=SHARED if between and kind not in TOOLS else ADVICE[kind],
         stabilise=held,
     )

@@ -19,9 +19,9 @@ def prefix(
     """Show what breaks the cached prefixes of prompts.
 
     The most expensive agents come first. Each line is one kind of change between two turns of a
-    conversation: in which byte of the body it was last seen, how many tokens the engines computed again for
-    it since the gateway's start, how long that took, and what to change in the agent. [tools] and [all] mark
-    what `prefix.stabilise` can hold still.
+    conversation, or between the heads of an agent's conversations: in which byte of the body it was last
+    seen, how many tokens the engines computed again for it since the gateway's start, how long that took, and
+    what to change in the agent. [tools] and [all] mark what `prefix.stabilise` can hold still.
 
     \b
     Examples:

@@ -35,7 +35,7 @@ def _agents(agents: list[dict[str, Any]]) -> RenderableType:
                 cell(name),
                 turns,
                 f"{kind['breaks']:,}",
-                cell(kind["kind"].replace("_", " ")),
+                cell(kind["kind"].replace("_", " ") + (" of each conversation" if kind["between"] else "")),
                 cell(f"{kind['path']}, byte {kind['offset']:,}"),
                 f"{kind['tokens']:,}",
                 f"{kind['seconds']:,.1f}",

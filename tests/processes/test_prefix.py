@@ -109,13 +109,15 @@ async def shown_as_it_was(front: Gateway, one: Engine) -> None:
     assert {agent["turns"] for agent in found} == {requests}
     assert by_agent["stable"]["breaks"] == by_agent["held"]["breaks"] == 0
     loose, tidy = by_agent["loose"], by_agent["tidy"]
-    assert loose["breaks"] == tidy["breaks"] == requests - 3
-    assert [kind["kind"] for kind in loose["kinds"]] == ["tool_order"]
-    assert [kind["kind"] for kind in tidy["kinds"]] == ["time"]
+    # And once the third conversation begins with a third time of day.
+    assert loose["breaks"] == tidy["breaks"] == requests - 3 + 1
+    for agent, kind in ((loose, "tool_order"), (tidy, "time")):
+        found_of = [(one["kind"], one["between"], one["breaks"]) for one in agent["kinds"]]
+        assert found_of == [(kind, False, requests - 3), ("time", True, 1)]
     assert loose["tokens"] > tidy["tokens"] > 0
     assert loose["seconds"] > tidy["seconds"] > 0
     assert set(by_agent["held"]["held"]) >= {"time", "tool_order"}
-    await counted(front, "slotgate_prefix_breaks_total", loose["breaks"], kind="tool_order")
+    await counted(front, "slotgate_prefix_breaks_total", requests - 3, kind="tool_order")
     await counted(front, "slotgate_prefix_mends_total", by_agent["held"]["held"]["time"], kind="time")
     ended = await command("prefix", "--admin", front.admin)
     assert (ended.code, ended.err) == (0, "")
@@ -130,7 +132,7 @@ async def shown_as_it_was(front: Gateway, one: Engine) -> None:
     ended = await command("prefix", "--agents", "1", "--json", "--admin", front.admin)
     assert [agent["agent"] for agent in json.loads(ended.out)] == ["loose"]
     warnings = [line for line in front.process.errors.splitlines() if "break their cached prefix" in line]
-    assert len(warnings) == 2
+    assert len(warnings) == 3
     assert "Airline" not in front.process.errors
 
 
