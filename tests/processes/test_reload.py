@@ -222,3 +222,23 @@ async def test_it_is_stopped_by_call() -> None:
         assert (await running).events[-1].done
         assert await front.process.ended(10.0) == 0
         assert json.loads(front.process.errors.splitlines()[-1])["message"] == "stopped"
+
+
+async def test_whatever_is_wrong_with_its_engines_it_starts_and_finds_them_later() -> None:
+    """One is down, one has no address, one wants another key: each is told, and is used when it is mended."""
+    async with engine(slots=1) as down, engine(slots=1) as locked, engine(slots=1) as other:
+        await down.process.kill()
+        await locked.script(path="/v1/models", status=401, body='{"error": "key"}', times=None)
+        nowhere = {"name": "nowhere", "url": "http://no-such-host.invalid:8000", "slots": 1} | WARM
+        backends = [named(down, "down", 1), nowhere, named(locked, "locked", 1)]
+        async with gateway({"backends": backends}, wait_for="/health") as front:
+            await becomes(front, "down", "down")
+            await becomes(front, "nowhere", "down")
+            assert "host name" in (await backend(front, "nowhere"))["reason"]
+            assert (await backend(front, "locked"))["state"] != "ready"
+            assert (await front.client.get("/ready")).status_code == 503
+            await down.restart()
+            await locked.reset()
+            await reload(front, {"backends": [backends[0], named(other, "nowhere", 1), backends[2]]})
+            for name in ("down", "nowhere", "locked"):
+                await becomes(front, name, "ready")
