@@ -38,8 +38,9 @@ class Slot:
         dispatcher = self._dispatcher
         decisions = dispatcher.admission.submit(self.call, dispatcher.clock())
         first = decisions[0] if len(decisions) == 1 else None
-        if isinstance(first, Granted) and first.lease.call is self.call:
-            self.lease = first.lease  # the usual case: nobody waits for it, so there is nobody to tell
+        if isinstance(first, Granted) and first.lease.call is self.call:  # the usual case; no future is needed
+            dispatcher.apply(decisions)
+            self.lease = first.lease
             return self
         try:
             self.lease = await dispatcher.granted(self.call.id, decisions)
