@@ -24,8 +24,8 @@ class Fairness:
 
     def __init__(self) -> None:
         self._served: OrderedDict[Account, float] = OrderedDict()  # the one charged longest ago first
-        self._waiting: dict[Account, dict[Account, int]] = {}  # calls that wait, by parent and account
-        self._ahead: set[Account] = set()
+        self.ahead: set[Account] = set()  # had more than a quantum more than the least of their siblings
+        self._waiting: dict[Account, dict[Account, set[str]]] = {}  # ids of calls, by parent and account
         self._changed: set[Account] = set()  # parents whose accounts are to be compared anew
 
     def charge(self, call: Call, seconds: float) -> None:
@@ -47,16 +47,16 @@ class Fairness:
                 least = min(self._served.get(sibling, 0.0) for sibling in siblings)
                 if self._served.get(account, 0.0) < least:
                     self._served[account] = least
-            siblings[account] = siblings.get(account, 0) + 1
+            siblings.setdefault(account, set()).add(call.id)
 
     def left(self, call: Call) -> None:
         """It waits no more."""
         for account in call.accounts:
             siblings = self._waiting[account[:-1]]
-            siblings[account] -= 1
+            siblings[account].discard(call.id)
             if not siblings[account]:
                 del siblings[account]
-                self._ahead.discard(account)
+                self.ahead.discard(account)
                 self._changed.add(account[:-1])
                 if not siblings:
                     del self._waiting[account[:-1]]
@@ -65,14 +65,17 @@ class Fairness:
         """Seconds that this account is charged with."""
         return self._served.get(account, 0.0)
 
-    def ahead(self) -> set[Account]:
-        """Accounts with calls that wait, and more than a quantum before the least of their siblings."""
-        served = self._served
+    def compare(self) -> set[str]:
+        """See who is ahead by now; the ids of calls for which that changes something. Only accounts are
+        compared that were charged since, or whose siblings came or went: of a deep queue that is little."""
+        served, calls = self._served, set[str]()
         for parent in self._changed:
             if siblings := self._waiting.get(parent):
                 seconds = [(served.get(account, 0.0), account) for account in siblings]
                 limit = min(value for value, _ in seconds) + QUANTUM_SECONDS
-                self._ahead.difference_update(siblings)
-                self._ahead.update(account for value, account in seconds if value > limit)
+                ahead = {account for value, account in seconds if value > limit}
+                turned = (siblings.keys() & self.ahead) ^ ahead
+                self.ahead ^= turned
+                calls.update(*(siblings[account] for account in turned))
         self._changed.clear()
-        return self._ahead
+        return calls

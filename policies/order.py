@@ -10,7 +10,7 @@ is started: or whoever sends the most would soon go before all others.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 from policies.fairness import Account
 from policies.types import Call
@@ -25,36 +25,18 @@ def patience(waiting: Waiting) -> float:
     return max(OVERDUE_SECONDS, OVERDUE_SERVICES * waiting.service_seconds)
 
 
-def ranked(
-    calls: Collection[Waiting], overdue: Collection[str], ahead: set[Account], now: float
-) -> Iterator[Waiting]:
-    """The calls, best first; only as many are sorted as are asked for. `overdue`: their ids. The id decides
-    between equals, so that runs repeat."""
-    early: Iterable[Waiting] = calls
-    if overdue:
-        late = [(w.call.arrived, w.call.id, w) for w in calls if w.call.id in overdue]
-        early = [w for w in calls if w.call.id not in overdue]
-        for *_, waiting in sorted(late):
-            yield waiting
-    behind = ahead.isdisjoint  # of a deep queue each call passes here at each event, so every step counts
-    heap = [
-        (
-            (call := w.call).priority,
-            0 if behind(call.accounts) else _after(call, ahead),
-            (call.arrived - now) / w.service_seconds,
-            call.id,
-            w,
-        )
-        for w in early
-    ]
+def ranked(calls: Iterable[Waiting], now: float) -> Iterator[Waiting]:
+    """Calls between which class and accounts make no difference, best first; only as many are sorted as are
+    asked for. The id decides between equals, so that runs repeat."""
+    heap = [((w.call.arrived - now) / w.service_seconds, w.call.id, w) for w in calls]
     heapq.heapify(heap)
     while heap:
         yield heapq.heappop(heap)[-1]
 
 
-def _after(call: Call, ahead: set[Account]) -> int:
+def after(call: Call, ahead: set[Account]) -> int:
     """How far it goes after others: a key that had more counts more than all below it."""
-    after = 0
+    places = 0
     for account in call.accounts:
-        after = 2 * after + (account in ahead)
-    return after
+        places = 2 * places + (account in ahead)
+    return places

@@ -33,7 +33,9 @@ class Queue:
         self.fairness = Fairness()
         self.follow(limits)
         self._waiting: dict[str, Waiting] = {}
-        self._groups: dict[Group, dict[str, Waiting]] = {}
+        # By kind, then by how far they go after others of their class, since of a deep queue only the first
+        # of these are looked at.
+        self._groups: dict[Group, dict[int, dict[str, Waiting]]] = {}
         self._flows: dict[Hashable, Flow] = {}
         self._releases = ReleaseRate()
 
@@ -57,22 +59,21 @@ class Queue:
         if not self._waiting:
             self._releases.waits(now)
         self._waiting[call.id] = waiting
-        self._groups.setdefault(group_of(call), {})[call.id] = waiting
         flow = self._flows.get(_flow_of(call)) or self._flows.setdefault(_flow_of(call), Flow())
         insort(flow.calls, (call.arrived, call.id))
         self.fairness.waits(call)
+        self._enter(waiting)
         self.bytes += call.body_bytes
 
     def take(self, id: str) -> Waiting:
         """A call waits no more, for whatever reason."""
         waiting = self._waiting.pop(id)
         call = waiting.call
-        group, calls = self._groups[group_of(call)], self._flows[_flow_of(call)].calls
-        del group[id], calls[bisect_left(calls, (call.arrived, id))]
-        if not group:
-            del self._groups[group_of(call)]
+        calls = self._flows[_flow_of(call)].calls
+        del calls[bisect_left(calls, (call.arrived, id))]
         if not calls:
             del self._flows[_flow_of(call)]
+        self._exit(waiting)
         self.fairness.left(call)
         self.bytes -= call.body_bytes
         return waiting
@@ -89,15 +90,18 @@ class Queue:
 
     def groups(self) -> dict[Group, Waiting]:
         """The kinds of calls that wait, each with one of them."""
-        return {group: next(iter(calls.values())) for group, calls in self._groups.items()}
+        return {
+            group: next(iter(next(iter(places.values())).values())) for group, places in self._groups.items()
+        }
 
     def overdue(self, now: float) -> dict[str, Group]:
         """Kinds of the calls, by id, that have waited so long that they go first: of each agent and class the
         one that came first, if none of them was started meanwhile."""
         late: dict[str, Group] = {}
+        latest = now - order.OVERDUE_SECONDS
         for flow in self._flows.values():
             arrived, id = flow.calls[0]
-            if now - arrived <= order.OVERDUE_SECONDS or now - flow.started <= order.OVERDUE_SECONDS:
+            if arrived >= latest or flow.started >= latest:
                 continue
             waiting = self._waiting[id]
             if now - max(arrived, flow.started) > order.patience(waiting):
@@ -108,19 +112,46 @@ class Queue:
         self, groups: Collection[Group], overdue: Mapping[str, Group], now: float
     ) -> Iterator[Waiting]:
         """The overdue calls, and all of these kinds, in the order in which they may claim a slot."""
-        late = [self._waiting[id] for id, group in overdue.items() if group not in groups]
-        calls = [waiting for group in groups for waiting in self._groups[group].values()]
-        return order.ranked(late + calls, overdue, self.fairness.ahead(), now)
+        for id in self.fairness.compare():
+            waiting = self._waiting[id]
+            self._exit(waiting)
+            self._enter(waiting)
+        return self._ranked(groups, overdue, now)
+
+    def _ranked(
+        self, groups: Collection[Group], overdue: Mapping[str, Group], now: float
+    ) -> Iterator[Waiting]:
+        late = [self._waiting[id] for id in overdue]
+        yield from sorted(late, key=lambda waiting: (waiting.call.arrived, waiting.call.id))
+        places = {(group[-1], after) for group in groups for after in self._groups.get(group, ())}
+        for priority, after in sorted(places):
+            ranks = [self._groups.get(group, {}).get(after, {}) for group in groups if group[-1] is priority]
+            calls = [waiting for rank in ranks for id, waiting in rank.items() if id not in overdue]
+            yield from order.ranked(calls, now)
+
+    def _enter(self, waiting: Waiting) -> None:
+        waiting.after = order.after(waiting.call, self.fairness.ahead)
+        places = self._groups.setdefault(group_of(waiting.call), {})
+        places.setdefault(waiting.after, {})[waiting.call.id] = waiting
+
+    def _exit(self, waiting: Waiting) -> None:
+        group = group_of(waiting.call)
+        places = self._groups[group]
+        del places[waiting.after][waiting.call.id]
+        if not places[waiting.after]:
+            del places[waiting.after]
+        if not places:
+            del self._groups[group]
 
     def ordered(self, now: float) -> list[Waiting]:
         """All of them in that order."""
-        return list(self.ranked(self._groups, self.overdue(now), now))
+        return list(self.ranked(tuple(self._groups), self.overdue(now), now))
 
     def lengths(self) -> Mapping[Priority, int]:
         """Waiting calls by class."""
         lengths: Counter[Priority] = Counter()
-        for (_, _, priority), calls in self._groups.items():
-            lengths[priority] += len(calls)
+        for (_, _, priority), places in self._groups.items():
+            lengths[priority] += sum(map(len, places.values()))
         return lengths
 
     def predicted_wait(self, position: int) -> float | None:

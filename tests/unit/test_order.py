@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from policies import order
-from policies.types import Call, Priority
+from policies.fairness import QUANTUM_SECONDS
+from policies.queue import Queue
+from policies.types import Call, Limits, Priority
 from policies.waiting import Waiting
 from tests.unit.fleet import a_call
 
 
-def ids(*calls: Call, now: float, ahead: tuple[str, ...] = (), service_seconds: float = 1.0) -> list[str]:
-    waiting = [Waiting(call, call.arrived, service_seconds=service_seconds) for call in calls]
-    late = {w.call.id for w in waiting if now - w.call.arrived > order.patience(w)}
-    return [w.call.id for w in order.ranked(waiting, late, {(name,) for name in ahead}, now)]
+def ids(*calls: Call, now: float, charged: tuple[Call, ...] = (), service_seconds: float = 1.0) -> list[str]:
+    queue = Queue(Limits())
+    for call in calls:
+        queue.put(Waiting(call, call.arrived, service_seconds=service_seconds), call.arrived)
+    for call in charged:
+        queue.fairness.charge(call, 2 * QUANTUM_SECONDS)
+    return [waiting.call.id for waiting in queue.ordered(now)]
 
 
 def test_goes_by_class_then_by_arrival() -> None:
@@ -30,7 +35,7 @@ def test_a_short_call_passes_a_long_one_that_has_not_waited_long() -> None:
     long = Waiting(a_call("long", arrived=0.0), 0.0, service_seconds=30.0)
     short = Waiting(a_call("short", arrived=50.0), 50.0, service_seconds=1.0)
     for now, first in ((50.1, "long"), (53.0, "short"), (51.0, "long")):
-        assert next(order.ranked([long, short], (), set(), now)).call.id == first
+        assert next(order.ranked([long, short], now)).call.id == first
 
 
 def test_who_had_more_goes_after_the_others_of_its_class() -> None:
@@ -38,9 +43,10 @@ def test_who_had_more_goes_after_the_others_of_its_class() -> None:
     rich = a_call("rich", accounts=(("k",), ("k", "rich")), arrived=0.0)
     poor = a_call("poor", accounts=(("k",), ("k", "poor")), arrived=5.0)
     batch = a_call("batch", accounts=(("k",), ("k", "poor")), arrived=0.0, priority=Priority.BATCH)
-    waiting = [Waiting(call, 0.0, service_seconds=1.0) for call in (batch, rich, poor)]
-    ranked = order.ranked(waiting, (), {("k", "rich")}, 10.0)
-    assert [w.call.id for w in ranked] == ["poor", "rich", "batch"]
+    assert ids(batch, rich, poor, now=10.0) == ["rich", "poor", "batch"]
+    assert ids(batch, rich, poor, now=10.0, charged=(rich,)) == ["poor", "rich", "batch"]
+    key = a_call("key", accounts=(("other",), ("other", "poorest")), arrived=9.0)
+    assert ids(batch, rich, poor, key, now=10.0, charged=(rich,)) == ["key", "poor", "rich", "batch"]
 
 
 def test_an_overdue_call_goes_before_every_class() -> None:
@@ -59,10 +65,10 @@ def test_an_overdue_call_goes_before_every_class() -> None:
 def test_overdue_calls_go_by_arrival_alone() -> None:
     """Among overdue calls class and accounts are forgotten."""
     calls = (
-        a_call("interactive", agent="person", priority=Priority.INTERACTIVE, arrived=2.0),
+        a_call("interactive", agent="person", priority=Priority.INTERACTIVE, arrived=2.0, accounts=(("j",),)),
         a_call("batch", priority=Priority.BATCH, arrived=1.0, accounts=(("k",),)),
     )
-    assert ids(*calls, now=100.0, ahead=("k",)) == ["batch", "interactive"]
+    assert ids(*calls, now=100.0, charged=calls[1:]) == ["batch", "interactive"]
 
 
 def test_calls_of_one_instant_have_a_fixed_order() -> None:

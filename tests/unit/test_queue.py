@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Collection
+
 import pytest
 
+from policies.fairness import QUANTUM_SECONDS, Account
 from policies.queue import Queue
 from policies.types import Call, Limits, Priority, Refusal
 from policies.waiting import Waiting
@@ -88,3 +92,39 @@ def test_of_an_agent_that_is_being_served_nothing_is_overdue() -> None:
         121.0,
     )
     assert ids(queue, 121.5) == ["crowd-1", "person-2", "crowd-2"]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_is_ordered_as_if_every_call_were_compared(seed: int) -> None:
+    """Places are kept, and changed only for those whose accounts turned; that must make no difference."""
+    chance, queue, now = random.Random(seed), Queue(Limits()), 0.0
+    for number in range(300):
+        now += chance.choice((0.0, 0.5, 10.0))
+        key, agent, thread = chance.choice("kl"), chance.choice("abc"), chance.choice("xyz")
+        accounts = ((key,), (key, agent), (key, agent, thread))
+        call = a_call(f"{number}", priority=chance.choice(list(Priority)), arrived=now, accounts=accounts)
+        queue.put(Waiting(call, now, service_seconds=chance.choice((0.2, 1.0, 30.0))), now)
+        queue.fairness.charge(call, chance.choice((0.0, 1.0, 30.0)))
+        while chance.random() < 0.6 and queue:
+            gone = chance.choice([waiting.call.id for waiting in queue])
+            queue.take(gone) if chance.random() < 0.5 else queue.start(gone, now)
+        late, ahead, ordered = queue.overdue(now), _ahead(queue), queue.ordered(now)
+        assert ordered == sorted(queue, key=lambda waiting: _place(waiting, late, ahead, now))
+
+
+def _ahead(queue: Queue) -> set[Account]:
+    served = {account: queue.fairness.served(account) for one in queue for account in one.call.accounts}
+    return {
+        account
+        for account, seconds in served.items()
+        if seconds
+        > QUANTUM_SECONDS + min(least for other, least in served.items() if other[:-1] == account[:-1])
+    }
+
+
+def _place(waiting: Waiting, late: Collection[str], ahead: set[Account], now: float) -> tuple[object, ...]:
+    call = waiting.call
+    if call.id in late:
+        return (0, call.arrived, call.id)
+    after = tuple(account in ahead for account in call.accounts)
+    return (1, call.priority, after, (call.arrived - now) / waiting.service_seconds, call.id)
