@@ -1,0 +1,52 @@
+"""The table of cases names tests that exist, and passes over none."""
+
+from __future__ import annotations
+
+import ast
+import re
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+TABLE = (ROOT / "tests" / "CASES.md").read_text()
+CASES = 125
+WAITING = {f"B-{number}" for number in range(108, 114)}  # until gateways share slots
+ROW = re.compile(r"^\| (B-\d{3}) \| (.+?) \| (.+) \|$", re.MULTILINE)
+NAMED = re.compile(r"`((?:unit|processes|faults|real|simulation)/[\w/]+\.py)::(test_\w+)`")
+
+
+@cache
+def names_in(file: str) -> frozenset[str]:
+    """Names of the tests in a file."""
+    tree = ast.parse((ROOT / "tests" / file).read_text())
+    found = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+    return frozenset(node.name for node in found)
+
+
+def rows() -> dict[str, str]:
+    """What each case says of where it is held."""
+    return {number: held for number, _, held in ROW.findall(TABLE)}
+
+
+def test_every_case_has_its_row() -> None:
+    """Once, in order; those of shared slots wait, every other one names a test."""
+    numbers = [number for number, _, _ in ROW.findall(TABLE)]
+    assert numbers == [f"B-{number:03}" for number in range(1, CASES + 1)]
+    assert {number for number, held in rows().items() if held == "waits for shared slots"} == WAITING
+    assert not [n for n, held in rows().items() if n not in WAITING and not NAMED.search(held)]
+
+
+def test_every_test_it_names_exists() -> None:
+    """A test that is renamed takes its row with it."""
+    named = [pair for held in rows().values() for pair in NAMED.findall(held)]
+    assert not [f"{file}::{name}" for file, name in named if name not in names_in(file)]
+    assert not [held for held in rows().values() if held.count("::") != len(NAMED.findall(held))]
+
+
+def test_the_sums_are_right() -> None:
+    """At the top of the page it says how many."""
+    elsewhere = sum("Otherwise here:" in held for held in rows().values())
+    covered, text = CASES - len(WAITING), " ".join(TABLE.split())
+    assert f"{covered} of {CASES} are held by tests" in text
+    assert f"{elsewhere} of them in another way" in text
+    assert f"{len(WAITING)} wait for shared slots" in text
