@@ -72,10 +72,10 @@ class Watcher:
 def watched(serve: Callable[..., Any], file: Path) -> Callable[..., Any]:
     """The same, with a watcher."""
 
-    async def run(*arguments: Any) -> None:
+    async def run(*arguments: Any, **named: Any) -> None:
         watcher = Watcher(file)
         try:
-            await serve(*arguments)
+            await serve(*arguments, **named)
         finally:
             watcher.stop()
 
