@@ -2,7 +2,7 @@
 
 A prompt that is being read holds up those behind it, and nearly stops every stream; so what is left of the
 prefills counts for all. Nobody knows how long an answer will be: one that was expected to be over is taken
-to have a part of its usual length still to come.
+to have a part of its usual length still to come, or of the length that it has, if that is more.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from policies.types import Backend, Limits
 
-LEFT_SHARE = 0.25  # of what an answer usually takes, at least still to come
+LEFT_SHARE = 0.25  # of what an answer usually takes, or has taken, at least still to come
 READ_SHARE_LEFT = 0.1  # the same of a prefill
 FOREIGN_SECONDS = 30.0  # that a request of somebody else may still take
 NEVER_SECONDS = 3600.0  # until a slot is free where nothing runs that could end
@@ -51,7 +51,8 @@ class Forecast:
             else:
                 first = lease.work.first_token
                 passed = now - (lease.granted if first is None else first.at)
-                ends.append(max(LEFT_SHARE * lease.decode_seconds, lease.decode_seconds - passed))
+                usual = lease.decode_seconds
+                ends.append(max(LEFT_SHARE * max(usual, passed), usual - passed))
         self.reading = reading  # until the prompts that are there have been read
         self.booked = reading  # and those of the calls that wait for it
         self._ends = sorted(end + stopped * reading for end in ends)  # of those that hold slots

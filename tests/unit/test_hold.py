@@ -52,6 +52,20 @@ def test_it_waits_no_longer_than_it_may() -> None:
     assert granted(admission.tick(45.0)) == {"turn-2": "cold"}
 
 
+def test_a_hold_ends_when_reality_proves_the_forecast_wrong() -> None:
+    """A fast engine was to be free in 30 ms. The longer it takes, the longer it is expected to; soon the idle
+    one is the better place, long before a call may hold no more."""
+    fast = a_backend("fast")
+    fast.service = ServiceModel(setup_seconds=0.01, decode_base_seconds=0.001, decode_step_seconds=0.0)
+    admission = an_admission(fast)
+    admission.submit(a_call("other", output_tokens_max=30), 0.0)
+    admission.first_token("other", 0.01)
+    admission.add(a_backend("idle"), 0.01)
+    assert granted(admission.submit(a_call("call", arrived=0.02, output_tokens_max=30), 0.02)) == {}
+    until = next(tick * 0.25 for tick in range(1, 240) if granted(admission.tick(tick * 0.25)))
+    assert until < 10.0
+
+
 def test_it_does_not_wait_behind_others_who_wait_already() -> None:
     """The first three wait for the warm slot; at some point the next one is done sooner elsewhere."""
     admission = warm_and_cold()
