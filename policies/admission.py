@@ -379,7 +379,7 @@ class Admission:
         backend.leaving.discard(id)
         backend.has_read(lease)
         backend.turn(now)
-        backend.shadow.ended(lease.call.chain)
+        self._placement.ended(lease.call, backend, now)
         if backend.state is State.DRAINING and not backend.leases:
             return self._enter(backend, State.DRAINED, backend.why, now)
         return []

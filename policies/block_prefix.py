@@ -40,9 +40,8 @@ class BlockShadow:
         """Bytes of the prompt, from its start, that are probably cached."""
         return self._matched_bytes(chain, held(chain, self._links), inside)
 
-    def displaced_tokens(self, chain: Chain, inside: Chain = ()) -> int:
+    def displaced(self, chain: Chain, inside: Chain = ()) -> None:
         """Of a pool that all share only what nobody has asked for longest gives way."""
-        return 0
 
     def book(self, chain: Chain, prompt_tokens: int, inside: Chain = ()) -> Booking:
         """The backend starts on this prompt."""

@@ -10,11 +10,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from policies.ejection import FAILURES_IN_A_ROW
+from policies.returns import NOBODY, Returns
 from policies.types import Backend, Call
 
 # What a second until the first token counts, beside one of the answer: somebody waits at a screen, or nobody.
 WEIGHTS = (6.0, 1.0, 0.3)  # by class
-RETURN_SHARE = 0.2  # of the seconds to read a prompt again that gives way: not every conversation goes on
+RETURN_SHARE = 0.2  # of the seconds to read a prompt again that gives way, if nobody is expected back for it
 
 
 class Cost(NamedTuple):
@@ -32,7 +33,7 @@ class Cost(NamedTuple):
         return self.prefill_seconds + self.decode_seconds + self.harm_seconds + self.risk_seconds
 
 
-def cost(call: Call, backend: Backend) -> Cost:
+def cost(call: Call, backend: Backend, returns: Returns = NOBODY) -> Cost:
     """Prefill of what is not cached there, decode at the batch that results, harm and risk."""
     service, cached, tokens = backend.service, cached_tokens(call, backend), call.prompt_tokens
     limit, usual = call.output_tokens_max, call.outputs.mean
@@ -45,8 +46,10 @@ def cost(call: Call, backend: Backend) -> Cost:
         decoding = max(0, others - len(backend.prefilling))
         rate = service.starved_tokens_per_second * service.token_seconds(max(1, decoding))
         harm = prefill * decoding * max(0.0, 1 - rate) + output * service.decode_step_seconds * others
-    if displaced := backend.shadow.displaced_tokens(call.chain, call.inside):
-        harm += RETURN_SHARE * service.prefill_seconds(displaced)
+    if (displaced := backend.shadow.displaced(call.chain, call.inside)) is not None:
+        # It will be read again amid as many others, and stop them.
+        share = 1 + max(0, others) if returns.expected(displaced.key) else RETURN_SHARE
+        harm += share * service.prefill_seconds(displaced.tokens)
     failures = backend.ejection.failures
     risk = min(1.0, failures / FAILURES_IN_A_ROW) * (prefill + decode) if failures else 0.0
     return Cost(cached, prefill, decode, harm, risk)

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from policies import filters, order
 from policies.cost import Cost, cost, seconds_behind
 from policies.forecast import Booking, Forecast
+from policies.returns import Returns
 from policies.tiers import Tiers, levels, tiers
 from policies.types import Backend, Call, Limits, Priority, Reason, Refusal, Rejected, State
 from policies.waiting import SERVICE_SECONDS_MIN, Waiting
@@ -52,6 +53,7 @@ class Placement:
         self.follow(limits)
         self._backends = backends
         self._forecasts: dict[str, Forecast] = {}  # as of this event
+        self.returns = Returns()
         self._gated: list[Backend] = []  # the backends with free slots, if all of them read long prompts
 
     def follow(self, limits: Limits) -> None:
@@ -60,8 +62,14 @@ class Placement:
 
     def seen(self, call: Call, now: float) -> None:
         """A call arrived."""
+        self.returns.asks(call, now)
         if call.priority is Priority.INTERACTIVE:
             self.interactive_at = now
+
+    def ended(self, call: Call, backend: Backend, now: float) -> None:
+        """A call left its slot there: its tokens stay, and its conversation may come back for them."""
+        backend.shadow.ended(call.chain)
+        self.returns.answered(call, now)
 
     def interactive_seen(self, now: float) -> bool:
         """Whether interactive calls came lately."""
@@ -91,7 +99,9 @@ class Placement:
         """Whether all that is free reads long prompts, and this one is long there: then nothing else about it
         need be known, which spares a deep queue most of the work."""
         gated = self._gated
-        if not gated or any(not b.serves(waiting.call) or not self._long(_price(waiting, b)) for b in gated):
+        if not gated or any(
+            not b.serves(waiting.call) or not self._long(self._price(waiting, b)) for b in gated
+        ):
             return False
         for backend in gated:
             if waiting.why.get(backend.name) is not Reason.GATE:
@@ -117,7 +127,7 @@ class Placement:
 
     def estimate(self, waiting: Waiting, backends: Sequence[Backend]) -> None:
         """How long the call would take, to rank it by."""
-        prices = [_price(waiting, backend) for backend in backends]
+        prices = [self._price(waiting, backend) for backend in backends]
         least = min(price.prefill_seconds + price.decode_seconds for price in prices)
         waiting.service_seconds = max(SERVICE_SECONDS_MIN, least)
 
@@ -180,7 +190,7 @@ class Placement:
                 continue
             if backend.name in kept:
                 reason = Reason.KV_BUDGET
-            price = _price(waiting, backend)
+            price = self._price(waiting, backend)
             long = self._long(price)
             if reason is None and long and filters.gated(backend, limits):
                 reason = Reason.GATE
@@ -199,7 +209,7 @@ class Placement:
                 second = offer
         start = best  # the best of those that can take it
         for backend in full:
-            price = _price(waiting, backend)
+            price = self._price(waiting, backend)
             if start is not None and seconds_behind(call, backend, price, 0.0) >= HOLD_SHARE * start.seconds:
                 continue  # not worth any wait
             reserved = filters.reserved_slots(call, backend, limits, overdue=overdue) if seen else 0
@@ -245,6 +255,15 @@ class Placement:
             )
         )
 
+    def _price(self, waiting: Waiting, backend: Backend) -> Cost:
+        """What the call costs there, worked out again only if something has changed."""
+        known = waiting.costs.get(backend.name)
+        if known is not None and known[0] == backend.changes and known[1] is backend.service:
+            return known[2]
+        price = cost(waiting.call, backend, self.returns)
+        waiting.costs[backend.name] = (backend.changes, backend.service, price)
+        return price
+
     def _forecast(self, backend: Backend, now: float) -> Forecast:
         forecast = self._forecasts.get(backend.name)
         if forecast is None:
@@ -254,16 +273,6 @@ class Placement:
 
 def _better(offer: Offer, than: Offer | None) -> bool:
     return than is None or offer[:2] < than[:2]
-
-
-def _price(waiting: Waiting, backend: Backend) -> Cost:
-    """What the call costs there, worked out again only if something has changed."""
-    known = waiting.costs.get(backend.name)
-    if known is not None and known[0] == backend.changes and known[1] is backend.service:
-        return known[2]
-    price = cost(waiting.call, backend)
-    waiting.costs[backend.name] = (backend.changes, backend.service, price)
-    return price
 
 
 def _parched(waiting: Waiting, fitting: Tiers) -> set[str]:

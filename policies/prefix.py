@@ -90,8 +90,8 @@ class Shadow(Protocol):
         message."""
         ...
 
-    def displaced_tokens(self, chain: Chain, inside: Chain = ()) -> int:
-        """Tokens of the sequence that would give way to this prompt."""
+    def displaced(self, chain: Chain, inside: Chain = ()) -> Sequence | None:
+        """The sequence that would give way to this prompt."""
         ...
 
     def book(self, chain: Chain, prompt_tokens: int, inside: Chain = ()) -> Booking:
@@ -214,19 +214,19 @@ class PrefixShadow:
         place = self._place(chain, inside)
         return self._matched_bytes(chain, place) if place is not None else 0
 
-    def displaced_tokens(self, chain: Chain, inside: Chain = ()) -> int:
-        """Tokens of the sequence that would give way to this prompt: nothing while there is room, or where
-        it goes on from what an idle slot holds."""
+    def displaced(self, chain: Chain, inside: Chain = ()) -> Sequence | None:
+        """The sequence that would give way to this prompt: none while there is room, or where it goes on
+        from what an idle slot holds."""
         if not chain or len(self._sequences) < self.room:
-            return 0
+            return None
         place = self._place(chain, inside)
         if place is not None and not self._copies:
             basis = self._holders.latest(place)
             if self._takes_over(basis, place, chain):
-                return 0 if basis.chain[-1] == place else basis.tokens
+                return None if basis.chain[-1] == place else basis
         elif any((s := self._sequences.get(link.digest)) and not s.running for link in chain):
-            return 0
-        return next((s.tokens for s in self._sequences.values() if not s.running), 0)
+            return None
+        return next((s for s in self._sequences.values() if not s.running), None)
 
     def book(self, chain: Chain, prompt_tokens: int = 0, inside: Chain = ()) -> Booking:
         """The backend starts on this prompt."""

@@ -6,6 +6,7 @@ import pytest
 
 from policies.cost import cached_tokens, cost
 from policies.output_length import OutputTokens
+from policies.returns import Returns
 from tests.unit.fleet import a_backend, a_call, a_chain
 
 
@@ -59,3 +60,18 @@ def test_a_fuller_batch_decodes_slower() -> None:
     idle, busy = a_backend(slots=4), a_backend(slots=4, foreign=3)
     assert cost(a_call(), busy).decode_seconds == pytest.approx(256 * (0.03 + 0.008 * 4))
     assert cost(a_call(), idle).decode_seconds == pytest.approx(256 * (0.03 + 0.008))
+
+
+def test_a_prompt_that_gives_way_costs_what_it_will_take_to_read_it_again() -> None:
+    """Beside one other stream, which that stops. A fifth of it where nobody is known to come back for it."""
+    backend = a_backend(slots=2, foreign=1)
+    backend.shadow.resize(1, None)
+    held, returns = a_call(chain=a_chain(1), conversation="held"), Returns()
+    backend.shadow.book(held.chain, 4000)
+    backend.shadow.ended(held.chain)
+    newcomer = a_call(prompt_tokens=100, chain=a_chain(9))
+    alone = cost(a_call(prompt_tokens=100), backend).harm_seconds
+    assert cost(newcomer, backend, returns).harm_seconds - alone == pytest.approx(0.2 * 4.1)
+    returns.answered(held, 0.0)
+    returns.asks(held, 5.0)
+    assert cost(newcomer, backend, returns).harm_seconds - alone == pytest.approx(2 * 4.1)

@@ -263,21 +263,26 @@ def test_holds_no_more_than_its_room_and_only_what_was_booked(
 def test_knows_what_would_give_way() -> None:
     """Nothing while there is room, or where the prompt goes on from an idle sequence; else the one used
     longest ago."""
+
+    def displaced(*digests: int) -> int:
+        sequence = shadow.displaced(a_chain(*digests))
+        return 0 if sequence is None else sequence.tokens
+
     for copies in (True, False):
         shadow = PrefixShadow(2, copies=copies)
-        for chain, tokens in ((a_chain(1, 2), 2000), (a_chain(3), 500)):
-            assert shadow.displaced_tokens(chain) == 0
-            shadow.book(chain, tokens)
-            shadow.ended(chain)
-        assert shadow.displaced_tokens(a_chain(9)) == 2000
-        assert shadow.displaced_tokens(a_chain(1, 2, 4)) == shadow.displaced_tokens(()) == 0
+        for digests, tokens in (((1, 2), 2000), ((3,), 500)):
+            assert displaced(*digests) == 0
+            shadow.book(a_chain(*digests), tokens)
+            shadow.ended(a_chain(*digests))
+        assert displaced(9) == 2000
+        assert displaced(1, 2, 4) == displaced() == 0
         # A prompt that shares only the head: a bank is copied, so another gives way; a slot is taken over.
-        assert shadow.displaced_tokens(a_chain(3, 9)) == 0
-        assert shadow.displaced_tokens(a_chain(1, 9)) == 2000
+        assert displaced(3, 9) == 0
+        assert displaced(1, 9) == 2000
         shadow.book(a_chain(1, 2), 2000)
-        assert shadow.displaced_tokens(a_chain(9)) == 500
+        assert displaced(9) == 500
         shadow.book(a_chain(3), 500)
-        assert shadow.displaced_tokens(a_chain(9)) == 0
+        assert displaced(9) == 0
 
 
 def test_a_conversation_grows_in_place() -> None:
