@@ -103,7 +103,8 @@ class Request:
 
     def mended(self, edits: list[tuple[Span, bytes]], mends: tuple[str, ...]) -> Request:
         """This request with these texts in place of whole parts of its prompt; all else only moves."""
-        if any(part.cuts for part in self.parts if (part.start, part.end) in dict(edits)):
+        texts = {start: text for (start, _), text in edits}
+        if any(part.cuts and part.start in texts for part in self.parts):
             return replace(parse(_replaced(self.body, edits), self.route), mends=mends)
         since, by = [0], [0]  # from where on what stands there moves, and by how much
         for (start, end), text in sorted(edits):
@@ -114,22 +115,20 @@ class Request:
             start, end = span
             return start + by[bisect_right(since, start) - 1], end + by[bisect_right(since, end) - 1]
 
-        def part(old: Part) -> Part:
-            start, end = moved((old.start, old.end))
-            if old.cuts:
-                return Part(start, end, old.size, tuple(map(moved, old.cuts)))
-            return Part(start, end, old.size + (end - start) - (old.end - old.start))
-
+        parts: list[Part] = []
+        for old in self.parts:
+            start, end, size, cuts = old
+            more = by[bisect_right(since, start) - 1]
+            if start in texts and end > start:
+                length = len(texts[start])
+                old = Part(start + more, start + more + length, size + length - (end - start))
+            elif more:
+                old = Part(start + more, end + more, size, tuple(map(moved, cuts)) if cuts else ())
+            parts.append(old)
         return replace(
             self,
             body=_replaced(self.body, edits),
-            parts=tuple(
-                # Most of them are messages behind all that is edited.
-                Part(old[0] + by[-1], old[1] + by[-1], old[2])
-                if old[0] >= since[-1] and not old[3]
-                else part(old)
-                for old in self.parts
-            ),
+            parts=tuple(parts),
             spans={key: moved(span) for key, span in self.spans.items()},
             usage_option=moved(self.usage_option) if self.usage_option else None,
             mends=mends,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from policies.turn import Turn
@@ -18,6 +19,7 @@ ALIKE = 0.5  # share of a text that must have stayed where no more than its word
 ALIKE_BYTES = 64
 CLOSING = b'"]} '  # what may stand behind the end of a text
 DEPTH_MAX = 12  # of a path that is shown
+HEADS_MAX = 4  # that were read last
 READ_BYTES_MAX = 1 << 19  # of both; more would hold up all else for too long
 
 _thought = re.compile(r"<think>.*?</think>\s*", re.DOTALL)
@@ -47,6 +49,12 @@ def first_difference(old: Turn, new: Turn) -> Difference | None:
     return None
 
 
+@lru_cache(maxsize=HEADS_MAX)
+def _head(text: bytes) -> Any:
+    """Tools or a system prompt, read once though two turns are compared with them."""
+    return json.loads(text)
+
+
 class _Unreadable(ValueError):
     """Too long to be read."""
 
@@ -61,7 +69,8 @@ def _within(old: Turn, new: Turn, place: int, was: bytes, now: bytes) -> Differe
     try:
         if len(was) + len(now) > READ_BYTES_MAX:
             raise _Unreadable
-        before, after = json.loads(was), json.loads(now)
+        read = _head if is_head else json.loads
+        before, after = read(was), read(now)
         # Templates write tools out member by member; in another order they are as long as before.
         if before == after and not (is_tools and (len(was) == len(now) or repr(before) != repr(after))):
             return None

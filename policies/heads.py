@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from policies.differences import PATH_LENGTH_MAX, Difference, of_tools, way
 from policies.turn import Turn
-from policies.volatility import Kind, common, kind_at, span_at
+from policies.volatility import Kind, change_at, common, is_blank
 
 AGENTS_MAX = 1000
 BYTES_MAX = 1 << 24
@@ -46,6 +46,7 @@ class Family:
     seen: deque[int]  # digests of the latest ones
     used: float
     changes: int = 0  # conversations in a row that began with a head of their own
+    way: tuple[int, int, str] = (-1, 0, "")  # to what differed last, by piece and byte
 
 
 class SharedHeads:
@@ -72,7 +73,7 @@ class SharedHeads:
                 family.changes, family.used = 0, now
                 return None
         for family in reversed(families):
-            drift = _drift(family.pieces, pieces, turn)
+            drift = _drift(family, pieces, turn)
             if drift is not None:
                 family.changes = family.changes + 1 if now - family.used < KEPT_SECONDS else 1
                 self.memory_bytes += size - sum(map(len, family.pieces))
@@ -94,8 +95,9 @@ class SharedHeads:
             self.memory_bytes -= sum(len(piece) for family in gone for piece in family.pieces)
 
 
-def _drift(old: Pieces, new: Pieces, turn: Turn) -> Drift | None:
+def _drift(family: Family, new: Pieces, turn: Turn) -> Drift | None:
     """Where a head leaves another one, if it is for the most part the same behind that; else None."""
+    old = family.pieces
     if old[0] != new[0]:
         return None  # models share nothing
     first: tuple[Kind, int, int] | None = None  # kind, piece, its byte
@@ -111,7 +113,9 @@ def _drift(old: Pieces, new: Pieces, turn: Turn) -> Drift | None:
     if first is None or lost < LOST_BYTES_MIN:
         return None
     kind, place, at = first
-    path = (turn.path(place) + _keys(old[place + 1], new[place + 1]))[:PATH_LENGTH_MAX]
+    if family.way[:2] != (place, at):  # it stands in the same place each time, and to read it takes long
+        family.way = place, at, _keys(old[place + 1], new[place + 1])
+    path = (turn.path(place) + family.way[2])[:PATH_LENGTH_MAX]
     difference = Difference(kind, place, at, turn.pieces[place].place(at), path, True, True)
     return Drift(difference, turn.start(place) + at, lost)
 
@@ -127,14 +131,13 @@ def _alike(was: bytes, now: bytes, *, is_tools: bool) -> tuple[int, Kind | None,
         return (size, first, at) if first in (Kind.TOOL_ORDER, Kind.TOOL_KEY_ORDER) else (at, None, at)
     start = at
     for _ in range(SPANS_MAX):
-        kind = kind_at(was, now, at)
-        if kind is None:
+        if is_blank(was, now, at):
+            return size, first or Kind.WHITESPACE, start
+        change = change_at(was, now, at)
+        if change is None:
             break
-        first = first or kind
-        old, new = span_at(was, at), span_at(now, at)
-        if kind is Kind.WHITESPACE or old is None or new is None:
-            return size, first, start
-        now = now[: new.start] + was[old.start : old.end] + now[new.end :]
+        first = first or change.kind
+        now = now[: change.now.start] + was[slice(*change.was[1:])] + now[change.now.end :]
         if was == now:
             return size, first, start
         at = common(was, now)

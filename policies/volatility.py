@@ -64,7 +64,7 @@ _SPANS = {
     ),
     Kind.DATE: (
         rf"\d{{4}}{_SLASH}\d{{1,2}}{_SLASH}\d{{1,2}}(?!\d)|\d{{1,2}}{_SLASH}\d{{1,2}}{_SLASH}\d{{4}}\b"
-        rf"|{_DAY}|(?:{_NTH}\ )?{_MONTH}(?:\ {_NTH})?(?:,?\ \d{{4}}\b)?"
+        rf"|(?=[A-Z0-9])(?:{_DAY}|(?:{_NTH}\ )?{_MONTH}(?:\ {_NTH})?(?:,?\ \d{{4}}\b)?)"
     ),
     Kind.RANDOM_ID: r"(?=[A-Za-z]*\d)(?=\d*[A-Za-z])[0-9A-Za-z]{6,}(?![0-9A-Za-z])",
     Kind.COUNTER: r"\d+",
@@ -141,20 +141,35 @@ def common_end(a: bytes, b: bytes) -> int:
 
 def kind_at(old: bytes, new: bytes, at: int) -> Kind | None:
     """What the difference is that two texts have first at this place; None: none of what is volatile."""
-    if _is_blank(old, new, at):
+    if is_blank(old, new, at):
         return Kind.WHITESPACE
-    was, now = span_at(old, at), span_at(new, at)
+    change = change_at(old, new, at)
+    return change.kind if change is not None else None
+
+
+class Change(NamedTuple):
+    """A span that has another value."""
+
+    kind: Kind
+    was: Span
+    now: Span
+
+
+def change_at(old: bytes, new: bytes, at: int) -> Change | None:
+    """The span that two texts have there, first of all that differs; None: it is no span."""
+    was, now = _span_at(old, at), _span_at(new, at)
     if was is None or now is None or was.start != now.start:
         return None
-    if _behind(old, was.end) != _behind(new, now.end):
+    behind = old[was.end : was.end + NEAR], new[now.end : now.end + NEAR]
+    if behind[0] != behind[1] and _likeness(behind[0]) != _likeness(behind[1]):
         return None
     if was.kind is now.kind:
-        return was.kind
+        return Change(was.kind, was, now)
     loose = {Kind.COUNTER, Kind.RANDOM_ID}  # of an identifier the digits may come alone
-    return Kind.RANDOM_ID if {was.kind, now.kind} == loose else None
+    return Change(Kind.RANDOM_ID, was, now) if {was.kind, now.kind} == loose else None
 
 
-def _is_blank(old: bytes, new: bytes, at: int) -> bool:
+def is_blank(old: bytes, new: bytes, at: int) -> bool:
     """Whether only blanks differ, from there to the end."""
     start = at - old.endswith(b"\\", 0, at)  # of an escape, half may be common
     if not any(sign in _BLANKS for sign in old[start : start + 1] + new[start : start + 1]):
@@ -168,7 +183,7 @@ def _without_blanks(text: bytes) -> bytes:
     return text.translate(None, b" \t\r\n")
 
 
-def span_at(text: bytes, at: int) -> Span | None:
+def _span_at(text: bytes, at: int) -> Span | None:
     """The span that holds this place, or ends there."""
     start, end = _word_start(text, max(0, at - NEAR)), _word_end(text, at + NEAR)
     last = None
@@ -190,6 +205,6 @@ def _word_start(text: bytes, at: int, most: int = WORD) -> int:
     return at - min(len(before), _word_end(before[::-1], 0, most))
 
 
-def _behind(text: bytes, end: int) -> bytes:
-    """What stands behind a span, whatever is volatile in it left out."""
-    return _volatile.sub(b"#", text[end : end + NEAR])[:LIKE]
+def _likeness(text: bytes) -> bytes:
+    """A text whatever is volatile in it left out."""
+    return _volatile.sub(b"#", text)[:LIKE]
