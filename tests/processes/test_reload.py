@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import logging
 import signal
 from typing import Any
 
 from tests.processes.asking import CHAT, ask, backend, fault, metric, reply
 from tests.processes.fleet import becomes, configured, settled
 from tests.processes.harness import Engine, Gateway, RawClient, chat, engine, gateway, toml, until
+
+log = logging.getLogger("tests.reload")
 
 RELOADS = 100
 CLIENTS = 8
@@ -73,6 +76,7 @@ async def test_a_hundred_reloads_under_load() -> None:
                     assert told["standing"] == []
                     await asyncio.sleep(0.02)
                 stop.set()
+            log.info("%d requests answered over %d reloads", answered, RELOADS)
             assert answered >= RELOADS
             assert (await reload(front, {"backends": fleets[0]}))["changed"] == ["backends"]
             for name in "abc":
