@@ -12,7 +12,9 @@ from policies.prefix import Chain
 TURN_BYTES = 1500
 PIECE_BYTES = 300
 
-_system = re.compile(rb'"role"\s*:\s*"(?:system|developer)"').search  # within a text, quotes are escaped
+SYSTEM = frozenset({b"system", b"developer"})
+
+_role = re.compile(rb'"role"\s*:\s*"([a-z]*)"').search  # within a text, quotes are escaped
 
 
 class Piece(Protocol):
@@ -54,7 +56,10 @@ class Turn:
         self.model_start = model_start
         self._kept: dict[int, bytes] = {}
         self.first = len(labels)  # the first piece that is said; system prompts stand before it
-        while self.first < len(pieces) and _system(self.kept(self.first)):
+        while self.first < len(pieces):
+            role = _role(self.kept(self.first))
+            if role is None or role[1] not in SYSTEM:
+                break
             self.first += 1
 
     def __len__(self) -> int:
