@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: demo test test-long test-vllm check bench fuzz simulate-long soak clean
+.PHONY: demo test test-long test-vllm check bench fuzz simulate-long soak audit clean
 
 demo: $(VENV)/demo
 	@$(BIN)/python -m gateway.demo $(ARGS)
@@ -45,6 +45,9 @@ simulate-long: $(VENV)/test
 
 soak: $(VENV)/test
 	@$(BIN)/python -m tests.soak $(ARGS)
+
+audit:
+	@$(PYTHON) tests/audit.py
 
 clean:
 	@rm -rf $(VENV) .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis

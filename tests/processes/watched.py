@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from gateway import lifecycle
-from gateway.__main__ import main
+from gateway.cli.app import main
 
 BEAT_SECONDS = 0.005
 STALL_SECONDS = 0.05
