@@ -45,7 +45,7 @@ SLOPE_MINUTES_MIN = 10.0  # the slope of a shorter time is noise
 SLOPE_MAX = 1_000_000.0  # bytes per minute
 LEFT_MAX = 4  # descriptors and tasks more than before: idle connections to engines
 LIMITS = {"first_token_seconds": 5.0, "idle_seconds": 3.0}
-QUEUE = {"wait_seconds_max": 20.0, "unavailable_grace_seconds": 5.0, "total_seconds_max": 30.0}
+QUEUE = {"wait_seconds_max": 10.0, "unavailable_grace_seconds": 5.0, "total_seconds_max": 18.0}
 
 
 @dataclass(frozen=True, slots=True)
