@@ -92,6 +92,11 @@ class DirectArrival:
         self.set()
 
     @property
+    def silent_since(self) -> float | None:
+        """When the last piece of a body came that is not whole yet; None: nobody waits for one."""
+        return None if self._reading is None else self._reading.at
+
+    @property
     def message_event(self) -> DirectArrival:
         """What uvicorn sets when something has happened."""
         return self

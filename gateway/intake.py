@@ -67,10 +67,12 @@ class Intake:
 class Reading:
     """One body. What ends it early, ends `async with` by that error."""
 
-    __slots__ = ("_drop", "_failure", "_intake", "_limit", "_seconds", "bytes")
+    __slots__ = ("_drop", "_failure", "_intake", "_limit", "_loop", "_seconds", "at", "bytes")
 
     def __init__(self, intake: Intake, seconds: float, drop: Callable[[], None] | None) -> None:
+        self._loop = asyncio.get_running_loop()
         self.bytes = 0
+        self.at = self._loop.time()  # when the last piece of it came
         self._drop = drop
         self._intake = intake
         self._seconds = seconds
@@ -100,7 +102,7 @@ class Reading:
         if size > self._intake.body_bytes_max:
             self.end(errors.BodyTooLarge(self._intake.body_bytes_max))
             return
-        more, self.bytes = size - self.bytes, size
+        more, self.bytes, self.at = size - self.bytes, size, self._loop.time()
         self._intake.hold(self, more)
 
     def check(self) -> None:
@@ -113,6 +115,6 @@ class Reading:
         self._intake.leave(self)
         if self._failure is None:
             self._failure = failure
-            self._limit.reschedule(asyncio.get_running_loop().time())
+            self._limit.reschedule(self._loop.time())
             if self._drop is not None:
                 self._drop()

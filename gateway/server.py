@@ -84,19 +84,34 @@ class EdgeProtocol(HttpToolsProtocol):
             self._make_room(self._connections_max)
 
     def _make_room(self, connections_max: int) -> None:
-        """Close some that ask for nothing, or this one if all others are being served."""
+        """Close some that ask for nothing, or send no more of it; this one, if all others are served."""
         there = [one for one in self.connections if isinstance(one, EdgeProtocol) and one.is_open]
         if len(there) <= connections_max:  # the rest is closing
             return
-        quiet = [(since, id(one), one) for one in there if (since := one.quiet_since) is not None]
-        quiet.sort()
-        for _, _, one in quiet[: 1 + connections_max // CLOSED_SHARE]:
-            one.transport.abort()
+        others = [one for one in there if one is not self]
+        owing = [(owes, id(one), one) for one in others if (owes := one.owes) is not None]
+        owing.sort()
+        if not owing:
+            self.transport.abort()
+        for _, _, one in owing[: 1 + connections_max // CLOSED_SHARE]:
+            if one.transport.get_write_buffer_size():  # it still takes its last answer
+                one.transport.close()
+            else:
+                one.transport.abort()
 
     @property
     def is_open(self) -> bool:
         """Whether it is not about to be closed."""
         return not self.transport.is_closing()
+
+    @property
+    def owes(self) -> tuple[bool, float] | None:
+        """What the client has been silent about: the rest of a body, else a request; and since when. None:
+        it owes nothing."""
+        if (since := self.quiet_since) is not None:
+            return False, since
+        since = self.cycle.silent_since if isinstance(self.cycle, DirectArrival) else None
+        return None if since is None else (True, since)
 
     @property
     def quiet_since(self) -> float | None:

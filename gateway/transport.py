@@ -60,6 +60,10 @@ class LingeringTransport(asyncio.Transport):
         """Whether it is closed, or about to be."""
         return self._lingers or self._inner.is_closing()
 
+    def get_write_buffer_size(self) -> int:
+        """Bytes that are not sent yet."""
+        return self._inner.get_write_buffer_size()
+
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         """Of the socket below."""
         return self._inner.get_extra_info(name, default)

@@ -25,6 +25,8 @@ ASKED = DIRECT + b"Content-Length: 2\r\n\r\nhi"
 BEHIND = b"GET /asgi HTTP/1.1\r\nHost: x\r\n\r\n"
 SECONDS = 10.0
 
+Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
 
 class Connection:
     """A client's connection, and our end of it."""
@@ -390,6 +392,47 @@ async def test_silent_connections_make_room_for_others() -> None:
         assert not any(reader.at_eof() for reader, _ in served)
         for _, one in [*clients, *served, (late, writer)]:
             one.transport.abort()
+        await until(lambda: not state.connections)
+
+
+async def test_half_bodies_make_room_for_others() -> None:
+    """After those that ask for nothing, who has sent no more of a body for longest."""
+    stream = Endless()
+
+    async def serve(arrival: Arrival) -> None:
+        with suppress(ClientGone):
+            await stream(arrival)
+
+    def halves() -> list[int]:
+        """How much there is of each body that is not whole."""
+        cycles = [one.cycle for one in state.connections if isinstance(one, EdgeProtocol)]
+        waiting = [one for one in cycles if isinstance(one, DirectArrival) and one.silent_since is not None]
+        return sorted(one._size for one in waiting)
+
+    async with server(serve, connections_max=3) as (port, state):
+
+        async def come(data: bytes) -> Stream:
+            client = await asyncio.open_connection("127.0.0.1", port)
+            client[1].write(data)
+            return client
+
+        begun = POST + b"Content-Length: 9\r\n\r\na"
+        first = await come(begun)
+        await until(lambda: halves() == [1])
+        second = await come(begun)
+        await until(lambda: halves() == [1, 1])
+        idle = await come(b"")
+        await until(lambda: len(state.connections) == 3)
+        first[1].write(b"b")
+        await until(lambda: halves() == [1, 2])
+        served = []
+        for reader, _ in (idle, second, first):
+            served.append(await come(ASKED))
+            assert await asyncio.wait_for(served[-1][0].readuntil(b"begun"), SECONDS)
+            with suppress(ConnectionResetError):
+                assert not await asyncio.wait_for(reader.read(), SECONDS)
+        for _, writer in (first, second, idle, *served):
+            writer.transport.abort()
         await until(lambda: not state.connections)
 
 
