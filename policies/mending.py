@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from policies.volatility import Kind, Span, common, common_end, respanned, spans, volatile
+from policies.volatility import Kind, Span, common, common_end, respanned, spans
 
 HEADS_MAX = 2000  # conversations
 BYTES_MAX = 1 << 25
@@ -145,7 +145,7 @@ class Head:
     """The system prompt of one conversation."""
 
     raw: bytes  # as it came last
-    raw_spans: list[Span]
+    raw_spans: list[Span]  # of the built-in kinds
     first: bytes  # as it came first
     first_spans: list[Span]
     sent: bytes  # as it goes to the engine
@@ -168,7 +168,7 @@ class Heads:
     def __init__(
         self, own: Iterable[str] = (), *, heads_max: int = HEADS_MAX, bytes_max: int = BYTES_MAX
     ) -> None:
-        self._own = volatile(own) if own else None
+        self._own = re.compile("|".join(own).encode()) if own else None
         self._heads_max = heads_max
         self._bytes_max = bytes_max
         self._heads: OrderedDict[Hashable, Head] = OrderedDict()
@@ -194,7 +194,9 @@ class Heads:
         if head is not None and head.raw == text:
             self._heads.move_to_end(key)
             return head.sent, head.kinds
-        found = self._spans(head or last, text)
+        known = head or last
+        kinds = list(spans(text)) if known is None else respanned(known.raw, known.raw_spans, text)
+        found = kinds if self._own is None else _with(kinds, self._own, text)
         begins = session is None and len(said) < 2
         own: Hashable = None
         if begins or (session is None and head is None):
@@ -204,19 +206,14 @@ class Heads:
             head = self._heads.get(own)
             if head is None and not begins:
                 head = self._heads.get((agent, *said[:1]))
-        held = _held(head, text, found) if head is not None else None
+        held = _held(head, text, kinds, found) if head is not None else None
         if held is None:
-            held = _begun(last, text, found)
+            held = _begun(last, text, kinds, found)
             self._keep((agent,), held)
         self._keep(key, held)
         if begins:
             self._keep(own, held)
         return held.sent, held.kinds
-
-    def _spans(self, known: Head | None, text: bytes) -> list[Span]:
-        if self._own is not None:  # nobody knows how far they look around
-            return list(spans(text, pattern=self._own))
-        return list(spans(text)) if known is None else respanned(known.raw, known.raw_spans, text)
 
     def _keep(self, key: Hashable, head: Head) -> None:
         before = self._heads.pop(key, None)
@@ -226,24 +223,37 @@ class Heads:
             self.memory_bytes -= self._heads.popitem(last=False)[1].memory_bytes
 
 
-def _held(head: Head, text: bytes, found: list[Span]) -> Head | None:
+def _with(kinds: list[Span], own: re.Pattern[bytes], text: bytes) -> list[Span]:
+    """What an operator's own patterns find, and of the built-in kinds what is beside that. How far a pattern
+    looks around nobody knows, so it reads the whole text."""
+    found: list[Span] = []
+    at = 0
+    for match in own.finditer(text):
+        before = bisect_right(kinds, match.start(), at, key=_end)
+        found += (*kinds[at:before], Span(Kind.PATTERN, *match.span()))
+        at = bisect_left(kinds, match.end(), before, key=_start)
+    return [*found, *kinds[at:]]
+
+
+def _held(head: Head, text: bytes, kinds: list[Span], found: list[Span]) -> Head | None:
     """The same head with what a turn has for its spans; None: something else has changed."""
     moved = _moved(head, text, found)
     if moved is None:
         return None
-    kinds = {found[place].kind for place in moved}
-    held = kinds | {Kind.TIME} if head.midnight else kinds
-    return replace(head, raw=text, raw_spans=found, kinds=frozenset(held))
+    held = {found[place].kind for place in moved}
+    if head.midnight:
+        held.add(Kind.TIME)
+    return replace(head, raw=text, raw_spans=kinds, kinds=frozenset(held))
 
 
-def _begun(last: Head | None, text: bytes, found: list[Span]) -> Head:
+def _begun(last: Head | None, text: bytes, kinds: list[Span], found: list[Span]) -> Head:
     """The head of a new conversation; `last` is how another one of the same agent began."""
     midnight: frozenset[int] = frozenset()
     if last is not None and (moved := _moved(last, text, found)) is not None:
         midnight = last.midnight | {place for place in moved if found[place].kind is Kind.TIME}
     at = sorted(midnight)
     sent = _filled(text, [found[n] for n in at], [day_of(text[slice(*found[n][1:])]) for n in at])
-    return Head(text, found, text, found, sent, midnight, frozenset({Kind.TIME}) if midnight else NONE)
+    return Head(text, kinds, text, found, sent, midnight, frozenset({Kind.TIME}) if midnight else NONE)
 
 
 def _moved(head: Head, text: bytes, found: list[Span]) -> list[int] | None:

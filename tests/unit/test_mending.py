@@ -165,6 +165,19 @@ def test_the_operators_patterns_come_first() -> None:
     )
 
 
+def test_an_operators_pattern_takes_what_it_overlaps() -> None:
+    """A number that it begins in, and one that it ends in; all others are held as ever."""
+    heads = Heads(("[0-9]-[a-z]+-[0-9]", "it"))
+    texts = [
+        f"At 9:0{n}, run 1{n}2-{mood}-4{n}4, as it is {n}.".encode() for n, mood in enumerate(("gay", "sad"))
+    ]
+    heads.still("a", "s", [1], texts[0])
+    sent, kinds = heads.still("a", "s", [1], texts[1])
+    assert (sent, kinds) == (texts[1], frozenset())  # what is left of the numbers is no span any more
+    again = texts[1].replace(b"sad", b"gay").replace(b"9:01", b"9:07")
+    assert heads.still("a", "s", [1], again) == (sent, {Kind.TIME, Kind.PATTERN})
+
+
 @pytest.mark.parametrize(
     ("time", "day"),
     [
