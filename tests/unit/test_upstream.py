@@ -408,6 +408,32 @@ async def test_the_connection_used_last_is_used_next() -> None:
 
 
 @on_both_loops
+async def test_one_that_is_retired_finishes_what_runs() -> None:
+    """Another one has the next requests: idle connections end at once, the others with their answers."""
+    answer = asyncio.Event()
+
+    async def script(peer: Peer) -> None:
+        await peer.request()
+        if len(engine.peers) == 2:
+            await answer.wait()
+        peer.send(OK)
+        await peer.gone()
+
+    async with serve(script) as engine, client(engine.url) as upstream:
+        exchanges = [await post(upstream)]
+        await until(lambda: len(engine.peers) == 1)
+        exchanges.append(await post(upstream))
+        await exchanges[0].body(10)
+        assert (upstream.idle, upstream.connections) == (1, 2)
+        upstream.retire()
+        assert (upstream.idle, upstream.connections) == (0, 1)
+        answer.set()
+        assert await exchanges[1].body(10) == b"hi"
+        await until(lambda: upstream.connections == 0)
+        await engine.scripts_end()
+
+
+@on_both_loops
 async def test_idle_connections_are_bounded() -> None:
     """More than the bound at once leave the bound behind; the oldest goes first."""
     async with serve(answers) as engine, client(engine.url) as upstream:
