@@ -44,7 +44,7 @@ class Span(NamedTuple):
 
 NEAR = 40  # bytes around a difference in which its span begins and ends; a UUID has 36
 WORD = 128  # or so many, of a single word; a SHA-512 has 128
-FAR = 64  # bytes: no span of several words is longer
+FAR = 48  # bytes: no span of several words is longer
 BLOB = 1024  # bytes of a word; what is longer is none
 LIKE = 16  # bytes behind a span that must be alike, so that it is the same span
 
