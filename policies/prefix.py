@@ -224,8 +224,11 @@ class PrefixShadow:
             basis = self._holders.latest(place)
             if self._takes_over(basis, place, chain):
                 return None if basis.chain[-1] == place else basis
-        elif any((s := self._sequences.get(link.digest)) and not s.running for link in chain):
-            return None
+        elif place is not None:
+            for link in chain:
+                sequence = self._sequences.get(link.digest)
+                if sequence is not None and not sequence.running:
+                    return None
         return next((s for s in self._sequences.values() if not s.running), None)
 
     def book(self, chain: Chain, prompt_tokens: int = 0, inside: Chain = ()) -> Booking:
