@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from gateway.engines.base import Report
 from gateway.options import BackendSettings
+from policies.slots import SlotSearch
 from policies.types import Source
 
 LOWER_SECONDS = 10.0  # between two steps down: what runs goes on, so a step tells only as requests end
@@ -51,9 +52,9 @@ class Capacity:
     def of(cls, settings: BackendSettings, report: Report, experience: Experience | None = None) -> Capacity:
         """As the operator, the engine and experience tell; the one rule for all who ask."""
         seen = experience or Experience()
-        told = Figure.told(settings.slots, report.slots, seen.slots)
+        told = Figure.told(settings.slots, report.slots, seen.search.found)
         return cls(
-            max(1, (told.value or 1) - seen.lowered),
+            max(1, (told.value or seen.search.tried) - seen.lowered),
             told.source or Source.ASSUMED,
             told,
             Figure.told(settings.context_tokens, report.context_tokens),
@@ -63,7 +64,7 @@ class Capacity:
     @property
     def reason(self) -> str:
         """Why not all slots are used; "" if they are."""
-        if self.slots >= (self.told.value or 1):
+        if self.told.value is None or self.slots >= self.told.value:
             return ""
         return f"lowered from {self.told.value}: the engine ran short of memory"
 
@@ -79,24 +80,23 @@ class Capacity:
 class Experience:
     """What an engine's own figures have shown since its process began; a new process begins anew.
 
-    An engine that keeps its number of slots to itself shows it when they are all taken: requests wait in
-    it then, and as many run as it has. One whose slots share one memory (llama.cpp's unified KV, its default)
-    tells the whole of it as the context of each, and shows the truth when answers fail for want of it. One
-    that refuses requests for want of memory, or throws them out and computes them again (vLLM's
-    preemption), is given one request less for a while.
+    One that keeps its number of slots to itself shows it when they are all taken. One whose slots share one
+    memory (llama.cpp's unified KV, its default) tells the whole of it as the context of each, and shows the
+    truth when answers fail for want of it. One that refuses requests for want of memory, or throws them out
+    and computes them again (vLLM's preemption), is given one request less for a while.
     """
 
-    slots: int | None = None  # the most requests that ran while others waited
+    search: SlotSearch = field(default_factory=SlotSearch)
     kv_tokens: int | None = None  # the context of one slot, where it turned out to be that of all
     lowered: int = 0  # slots that are left alone
-    _full: int = 0  # requests that ran at the last look, if others waited
     _refused: int | None = None  # the engine's count at the last look
     _changed: float = float("-inf")  # the last step
     _strained: float = float("-inf")  # the last refusal
 
     def look(self, report: Report, slots: int, now: float) -> None:
         """One more report of an engine that is given so many requests at a time by now."""
-        self._learn(report)
+        if report.running is not None and report.waiting is not None:
+            self.search.look(report.running, report.waiting)
         before, refused = self._refused, report.refused
         if before is not None and refused is not None and refused > before:
             self._strain(slots, now)
@@ -115,10 +115,3 @@ class Experience:
         self._strained = now
         if now - self._changed >= LOWER_SECONDS and slots > 1:
             self.lowered, self._changed = self.lowered + 1, now
-
-    def _learn(self, report: Report) -> None:
-        """A request that has just arrived waits for one step, too: the smaller of two looks counts."""
-        full = (report.running or 0) if report.waiting else 0
-        if seen := min(full, self._full):
-            self.slots = max(seen, self.slots or 0)
-        self._full = full

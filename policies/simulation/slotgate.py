@@ -14,12 +14,14 @@ from policies.shadows import SHADOWS
 from policies.simulation.engine import Engine, Job
 from policies.simulation.profile import Profile
 from policies.simulation.router import Decision, Knowledge, Refuse, Request, Start
+from policies.slots import SlotSearch
 from policies.types import Backend, Call, Granted, Limits, Rejected, Source, State
 
 MODEL = "simulated"
 ROUTE = "/v1/chat/completions"
 BYTES_PER_TOKEN = 4
 RETRY_SECONDS = 1.0  # of a client that was told nothing
+LOOK_SECONDS = 2.0  # between two looks at the engines, as the gateway probes them
 
 
 class Slotgate:
@@ -31,6 +33,10 @@ class Slotgate:
         self._learner = Learner(self.admission.backends, self._outputs)
         self._usage_known = knowledge.usage_known
         self._calls: dict[str, Call] = {}
+        self._searches = (
+            {} if knowledge.slots_known else {engine: SlotSearch() for engine in knowledge.engines}
+        )
+        self._looked = 0.0
         self.waiting = 0
         for engine in knowledge.engines:
             self._join(engine.profile, slots_known=knowledge.slots_known)
@@ -66,7 +72,21 @@ class Slotgate:
         return self._said(self.admission.set_state(engine.name, state, now))
 
     def tick(self, now: float) -> list[Decision]:
-        return self._said(self.admission.tick(now))
+        return self._said([*self._look(now), *self.admission.tick(now)])
+
+    def _look(self, now: float) -> list[admitted.Decision]:
+        """Of engines that do not tell how many slots they have: what runs in them, and what waits."""
+        decisions: list[admitted.Decision] = []
+        if now - self._looked < LOOK_SECONDS:
+            return decisions
+        self._looked = now
+        for engine, search in self._searches.items():
+            if not engine.alive:
+                continue
+            search.look(engine.active, len(engine.queue))
+            source = Source.ASSUMED if search.found is None else Source.LEARNT
+            decisions += self._resize(engine.profile, now, search.found or search.tried, source)
+        return decisions
 
     def _join(self, profile: Profile, *, slots_known: bool) -> None:
         backend = Backend(
@@ -77,15 +97,19 @@ class Slotgate:
             routes=frozenset({ROUTE}),
         )
         self.admission.add(backend, 0.0)
-        self.admission.resize(
+        slots, source = (profile.slots, Source.REPORTED) if slots_known else (1, Source.ASSUMED)
+        self._resize(profile, 0.0, slots, source)
+        self.admission.set_state(profile.name, State.READY, 0.0)
+
+    def _resize(self, profile: Profile, now: float, slots: int, source: Source) -> list[admitted.Decision]:
+        return self.admission.resize(
             profile.name,
-            0.0,
-            slots=profile.slots if slots_known else 1,
-            source=Source.REPORTED if slots_known else Source.ASSUMED,
+            now,
+            slots=slots,
+            source=source,
             context_tokens=profile.context_tokens,
             kv_tokens=profile.pool_tokens or None,
         )
-        self.admission.set_state(profile.name, State.READY, 0.0)
 
     def _said(self, decisions: Iterable[admitted.Decision]) -> list[Decision]:
         told: list[Decision] = []

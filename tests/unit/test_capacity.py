@@ -9,6 +9,7 @@ import pytest
 from gateway.capacity import LOWER_SECONDS, RESTORE_SECONDS, Capacity, Experience, Figure
 from gateway.engines.base import Report
 from gateway.options import BackendSettings
+from policies.slots import SlotSearch
 from policies.types import Source
 
 
@@ -22,7 +23,7 @@ def capacity(report: Report, experience: Experience | None = None, **settings: A
 
 def test_the_operator_counts_more_than_the_engine_and_the_engine_more_than_experience() -> None:
     """Whoever else says something is shown, but does not count."""
-    told, seen = Report(slots=6, context_tokens=4096, kv_tokens=10_000), Experience(slots=4)
+    told, seen = Report(slots=6, context_tokens=4096, kv_tokens=10_000), Experience(SlotSearch(found=4))
     mine = capacity(told, seen, slots=11, context_tokens=1000, kv_tokens=5000)
     assert (mine.slots, mine.source) == (11, Source.CONFIGURED)
     assert mine.told.by_source == {Source.CONFIGURED: 11, Source.REPORTED: 6, Source.LEARNT: 4}
@@ -59,7 +60,7 @@ def learnt(*looks: tuple[int | None, int | None]) -> int | None:
     seen = Experience()
     for running, waiting in looks:
         seen.look(Report(running=running, waiting=waiting), 1, 0.0)
-    return seen.slots
+    return seen.search.found
 
 
 @pytest.mark.parametrize(
