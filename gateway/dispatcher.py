@@ -38,7 +38,7 @@ class Slot:
         dispatcher = self._dispatcher
         decisions = dispatcher.admission.submit(self.call, dispatcher.clock())
         first = decisions[0] if len(decisions) == 1 else None
-        if isinstance(first, Granted) and first.lease.call is self.call:  # the usual case; no future is needed
+        if isinstance(first, Granted) and first.lease.call is self.call:  # as usual; no future is needed
             dispatcher.apply(decisions)
             self.lease = first.lease
             return self
@@ -104,18 +104,18 @@ class Dispatcher:
     def apply(self, decisions: list[Decision]) -> None:
         """Tell those concerned what Admission decided."""
         for decision in decisions:
-            match decision:
-                case Granted(lease):
-                    future = self._waiters.pop(lease.call.id, None)
-                    if future is not None and not future.done():
-                        future.set_result(lease)
-                case Rejected(call):
-                    future = self._waiters.pop(call.id, None)
-                    if future is not None and not future.done():
-                        future.set_exception(refusal(decision))
-                        future.exception()  # read once: a waiter cancelled just now will not
-                case StateChanged():
-                    self._tell(decision)
+            if isinstance(decision, StateChanged):
+                self._tell(decision)
+                continue
+            call = decision.lease.call if isinstance(decision, Granted) else decision.call
+            future = self._waiters.pop(call.id, None)
+            if future is None or future.done():
+                continue
+            if isinstance(decision, Granted):
+                future.set_result(decision.lease)
+            else:
+                future.set_exception(refusal(decision))
+                future.exception()  # read once: a waiter cancelled just now will not
 
     @property
     def sharing(self) -> str:

@@ -190,24 +190,28 @@ def parse(body: bytes, route: Route) -> Request:
     if stream is not None and not isinstance(stream, bool):
         raise InvalidRequest("`stream` must be true or false.", "stream")
     usage, usage_option = _inner(text, values, spans, "stream_options", "include_usage")
-    limit: object = 0  # of tokens that are generated
-    if route.generates:
-        limit = next((values[key] for key in route.limit_keys if values.get(key) is not None), None)
+    limit: object = None if route.generates else 0  # of tokens that are generated
+    for key in route.limit_keys:
+        if (limit := values.get(key)) is not None:
+            break
     tools = values.get("tools")
+    user = string(text, values.get("user"), spans.get("user"))
+    session = string(text, values.get("prompt_cache_key"), spans.get("prompt_cache_key")) or string(
+        text, *_inner(text, values, spans, "metadata", "session_id")
+    )
     return Request(
-        route=route,
-        body=body,
-        model=model or "",
-        stream=stream is True,
-        include_usage=usage is True or not route.asks_usage,
-        output_tokens_max=limit if type(limit) is int and 0 <= limit <= OUTPUT_TOKENS_MAX else None,
-        has_tools=isinstance(tools, list) and bool(tools),
-        user=string(text, values.get("user"), spans.get("user")),
-        session=string(text, values.get("prompt_cache_key"), spans.get("prompt_cache_key"))
-        or string(text, *_inner(text, values, spans, "metadata", "session_id")),
-        parts=(piece(spans.get("tools", (0, 0))), *route.prompt(text, values, spans)),
-        spans=spans,
-        usage_option=usage_option,
+        route,
+        body,
+        model or "",
+        stream is True,
+        usage is True or not route.asks_usage,
+        limit if type(limit) is int and 0 <= limit <= OUTPUT_TOKENS_MAX else None,
+        isinstance(tools, list) and bool(tools),
+        user,
+        session,
+        (piece(spans.get("tools", (0, 0))), *route.prompt(text, values, spans)),
+        spans,
+        usage_option,
     )
 
 

@@ -344,16 +344,16 @@ class Admission:
         assert backend.free > 0
         self._grants += 1
         lease = Lease(
-            call=call,
-            backend=backend.name,
-            model=backend.model_for(call) or call.model,
-            granted=now,
-            tokens=filters.expected_tokens(call),
-            cached_tokens=price.cached_tokens,
-            prefill_seconds=price.prefill_seconds,
-            decode_seconds=price.decode_seconds,
-            cost_seconds=price.seconds,
-            long=place.long,
+            call,
+            backend.name,
+            backend.model_for(call) or call.model,
+            now,
+            filters.expected_tokens(call),
+            price.cached_tokens,
+            price.prefill_seconds,
+            price.decode_seconds,
+            price.seconds,
+            place.long,
             trial=backend.state is State.EJECTED,
         )
         if place.rival is not None:

@@ -19,15 +19,9 @@ def usage_from(chunk: Mapping[str, object]) -> Usage | None:
     drafted, accepted = count_of(timings, "draft_n"), count_of(timings, "draft_n_accepted")
     prompt, completion = count_of(usage, "prompt_tokens"), count_of(usage, "completion_tokens")
     if prompt is not None or completion is not None:
-        return Usage(
-            TokenSource.REPORTED,
-            prompt_tokens=prompt,
-            cached_tokens=count_of(table_of(usage, "prompt_tokens_details"), "cached_tokens"),
-            completion_tokens=completion,
-            reasoning_tokens=count_of(table_of(usage, "completion_tokens_details"), "reasoning_tokens"),
-            spec_drafted=drafted,
-            spec_accepted=accepted,
-        )
+        cached = count_of(table_of(usage, "prompt_tokens_details"), "cached_tokens")
+        reasoning = count_of(table_of(usage, "completion_tokens_details"), "reasoning_tokens")
+        return Usage(TokenSource.REPORTED, prompt, cached, completion, reasoning, drafted, accepted)
     computed, cached = count_of(timings, "prompt_n"), count_of(timings, "cache_n")
     prompt = computed + cached if computed is not None and cached is not None else None
     completion = count_of(timings, "predicted_n")
