@@ -192,7 +192,7 @@ async def test_every_error_has_a_form_and_an_id_and_gives_nothing_away() -> None
         async with gateway({"server": {"body_bytes_max": 1_000_000}, "backends": [backend]}) as front:
             await becomes(front, "b", "ready")
             found = await forced(front)
-            for script in ({"status": 500, "body": "Traceback"}, {"cut": "rst"}):
+            for script in ({"status": 500, "body": "Traceback"}, {"status": 200, "body": "<html>Traceback"}):
                 await one.script(**script)
                 answer = await ask(front, chat("x", stream=False))
                 found.append((answer.head.status, CHAT, answer.head.headers, answer.body.decode()))

@@ -36,6 +36,7 @@ class Kind(enum.Enum):
     RESIZE = "resize"
     FOREIGN = "foreign"  # somebody else uses it
     DRAIN = "drain"  # and resume
+    REPLACE = "replace"  # it drains, leaves, and another backend of its name comes, as by a reload
 
 
 @dataclass(frozen=True, slots=True)

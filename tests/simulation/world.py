@@ -151,16 +151,8 @@ class World:
     async def _join(self, plan: EnginePlan) -> None:
         await asyncio.sleep(plan.joins)
         self._engines[plan.name] = SimulatedEngine(plan.name, self._scenario.unit)
-        backend = Backend(
-            plan.name,
-            ServiceModel(),
-            PrefixShadow(),
-            models=plan.models if plan.models_known else None,
-            routes=frozenset({ROUTE}),
-            backup=plan.backup,
-        )
         apply, now = self._dispatcher.apply, self._clock
-        apply(self._admission.add(backend, now()))
+        apply(self._admission.add(_backend(plan), now()))
         if not plan.models_known:
             await asyncio.sleep(self._scenario.unit)
             apply(self._admission.serve_models(plan.name, plan.models, now()))
@@ -179,6 +171,7 @@ class World:
                 Kind.RESIZE: self._resizing,
                 Kind.FOREIGN: self._foreign,
                 Kind.DRAIN: self._drain,
+                Kind.REPLACE: self._replace,
             }
             await happen[happening.kind](happening)
 
@@ -223,6 +216,22 @@ class World:
         self._enter(happening.engine, State.WARMING)
         await asyncio.sleep(happening.delay)
         self._enter(happening.engine, State.READY)
+
+    async def _replace(self, happening: Happening) -> None:
+        name = happening.engine
+        backend = self._admission.backends[name]
+        while backend.leases:
+            self._enter(name, State.DRAINING)  # whatever else has happened to it
+            await asyncio.sleep(self._scenario.unit)
+            if self._admission.backends[name] is not backend:
+                return  # somebody else was faster
+        (plan,) = [plan for plan in self._scenario.engines if plan.name == name]
+        self._admission.remove(name)
+        self._dispatcher.apply(self._admission.add(_backend(plan), self._clock()))
+        await asyncio.sleep(happening.delay)
+        self._resize(name, happening.number, happening.context_tokens, happening.kv_tokens)
+        self._dispatcher.apply(self._admission.serve_models(name, plan.models, self._clock()))
+        self._enter(name, State.READY)
 
     def _mend(self) -> None:
         """Every engine is well from now on; those ejected come back by themselves."""
@@ -274,6 +283,17 @@ class World:
     def _note(self, what: str) -> None:
         if self._trace is not None:
             self._trace(f"{self._clock():8g}  {what}")
+
+
+def _backend(plan: EnginePlan) -> Backend:
+    return Backend(
+        plan.name,
+        ServiceModel(),
+        PrefixShadow(),
+        models=plan.models if plan.models_known else None,
+        routes=frozenset({ROUTE}),
+        backup=plan.backup,
+    )
 
 
 async def turns(count: int) -> None:
