@@ -36,6 +36,9 @@ def answer_errors(api: FastAPI, hint: Callable[[str], str] = lambda path: errors
     async def unknown(request: Request, _: Exception) -> Response:
         return answer(errors.NotFound(hint(request.url.path)))
 
+    async def unreadable(_: Request, __: Exception) -> Response:
+        return answer(errors.InvalidJson("The request's body cannot be read as JSON."))
+
     async def invalid(_: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
         return answer(_fault(error))
@@ -44,6 +47,7 @@ def answer_errors(api: FastAPI, hint: Callable[[str], str] = lambda path: errors
         return answer(errors.GatewayError())  # the server logs the exception after this answer
 
     api.add_exception_handler(errors.GatewayError, failed)
+    api.add_exception_handler(400, unreadable)
     api.add_exception_handler(404, unknown)
     api.add_exception_handler(405, unknown)
     api.add_exception_handler(RequestValidationError, invalid)

@@ -18,6 +18,7 @@ from gateway.admin.views import (
     BackendView,
     DrainRequest,
     DrainView,
+    ErrorView,
     ReloadView,
     RequestView,
     ShutdownView,
@@ -47,7 +48,12 @@ def admin_app(gateway: Gateway, guard: AdminGuard, intake: Intake) -> FastAPI:
     clock = gateway.dispatcher.clock
     admission, fleet, inflights = gateway.admission, gateway.fleet, gateway.inflights
     app = FastAPI(
-        title="slotgate admin", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False
+        title="slotgate admin",
+        version=__version__,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        responses={kind: {"model": ErrorView, "description": "The error object."} for kind in ("4XX", "5XX")},
     )
     app.add_middleware(Door, guard=guard, pages=pages(), intake=intake)
     answer_errors(app)

@@ -20,6 +20,21 @@ from policies.types import Backend, Limits, Reason, Source, State
 from policies.waiting import Waiting
 
 
+class Fault(BaseModel, extra="allow"):
+    """What went wrong, in the words that clients of the other port get."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class ErrorView(BaseModel):
+    """The answer to a request that failed."""
+
+    error: Fault
+
+
 class Slots(BaseModel):
     """A backend's slots; `leaving`: the client is gone, the engine may still be at it."""
 

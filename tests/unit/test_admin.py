@@ -390,6 +390,13 @@ async def test_the_schema_describes_every_answer(operator: httpx.AsyncClient) ->
         assert (await operator.get(path)).status_code == 404
 
 
+async def test_a_body_that_cannot_be_read_is_told_so(operator: httpx.AsyncClient) -> None:
+    """Also where its bytes are no text at all, in the interface's form."""
+    headers = {"content-type": "application/json"}
+    reply = await operator.post("/admin/backends/small/drain", content=b"\xff\xfe{", headers=headers)
+    assert (reply.status_code, reply.json()["error"]["code"]) == (400, "invalid_json")
+
+
 async def test_a_defect_is_an_error_object_too(gateway: Gateway, operator: httpx.AsyncClient) -> None:
     """A route that raises answers 500 in the interface's form, without a word of the cause."""
 
