@@ -88,6 +88,7 @@ class Dispatcher:
         self.admission = admission
         self.clock = clock
         self.state_changed: list[Callable[[StateChanged], None]] = []
+        self.drain_told: list[Callable[[str, str | None], None]] = []  # an operator of another gateway did
         self._waiters: dict[str, asyncio.Future[Lease]] = {}
 
     def slot(self, call: Call) -> Slot:
@@ -140,6 +141,9 @@ class Dispatcher:
     def warm_elsewhere(self, name: str) -> bool:
         """Whether another gateway has warmed the engine up, and sends it calls."""
         return False
+
+    def tell_drain(self, name: str, why: str | None) -> None:
+        """An operator drained a backend, or resumed it (None): other gateways that have it follow."""
 
     def _tell(self, change: StateChanged) -> None:
         for listener in self.state_changed:

@@ -41,6 +41,7 @@ class Fleet:
         self._watch = Watch(dispatcher, inflights, probes, clock)
         self._leaving = Leaving(dispatcher.admission, probes)
         dispatcher.state_changed.append(self._state_changed)
+        dispatcher.drain_told.append(self._drain_told)
 
     def add(self, settings: BackendSettings) -> Member:
         """An engine joins; it is probed from `start` on. Raises OSError for a file of certificates."""
@@ -126,6 +127,12 @@ class Fleet:
             member.away = True
             self._watch.enter(member, State.STARTING, "resumed")
             member.wake.set()
+
+    def _drain_told(self, name: str, why: str | None) -> None:
+        if why is None:
+            self.resume(name)
+        elif self._admission.backends[name].state not in HELD:
+            self.drain(name, why)
 
     def remove(self, name: str) -> None:
         """It drains, then leaves; who waits under its name does not come."""

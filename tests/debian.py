@@ -17,6 +17,7 @@ PACKAGES = {  # by program
     "chromium": "chromium",
     "faketime": "faketime",
     "haproxy": "haproxy",
+    "openssl": "openssl",
     "prometheus": "prometheus",
     "promtool": "prometheus",
     "redis-server": "redis-server",

@@ -114,6 +114,7 @@ def admin_app(gateway: Gateway, guard: AdminGuard, intake: Intake) -> FastAPI:
         """From the answer on no new request starts there; those that run finish."""
         backend, how = existing(name), body or DrainRequest()
         fleet.drain(name, how.reason)
+        gateway.dispatcher.tell_drain(name, how.reason)
         if how.wait_seconds:
             await fleet.drained(name, how.wait_seconds)
         return progress(backend)
@@ -123,6 +124,7 @@ def admin_app(gateway: Gateway, guard: AdminGuard, intake: Intake) -> FastAPI:
         """Back to ready by way of a warm-up; nothing happens if it was not drained."""
         backend = existing(name)
         fleet.resume(name)
+        gateway.dispatcher.tell_drain(name, None)
         return progress(backend)
 
     @app.get("/admin/queue")

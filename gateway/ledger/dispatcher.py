@@ -18,6 +18,9 @@ from policies.order import OVERDUE_SECONDS
 from policies.types import Backend, Call, Decision, Lease, State
 
 
+LAST_SECONDS = 1.0  # for what is under way at the end
+
+
 class SharedSlot(Slot):
     """A slot that is this call's in the ledger too."""
 
@@ -75,6 +78,8 @@ class SharedDispatcher(Dispatcher):
         self._degraded = False
         self._measured: dict[str, int] = {}  # requests at each engine that are not ours, since it is degraded
         self._strangers: dict[str, int] = {}  # and those of nobody whom the ledger knows
+        self._drains: dict[str, str] = {}  # as they were followed last, by engine
+        self._unexplained: dict[str, int] = {}  # measured since the ledger was heard last
         self._peaks: dict[str, int] = {}  # the most that others held since engines were asked last
 
     @property
@@ -98,11 +103,9 @@ class SharedDispatcher(Dispatcher):
         super().finish(id)
 
     def observe(self, name: str, foreign: int) -> None:
-        self._measured[name] = foreign
-        known = self.ledger.elsewhere[self._url_of(name)]
-        self._strangers[name] = max(0, foreign - max(known, self._peaks.get(name, 0)))
-        self._peaks[name] = known
-        self._adjust()
+        self._measured[name] = self._unexplained[name] = foreign
+        if self.ledger.mode is Mode.DEGRADED:
+            self._adjust()
 
     @asynccontextmanager
     async def spare(self, name: str) -> AsyncIterator[bool]:
@@ -119,6 +122,9 @@ class SharedDispatcher(Dispatcher):
         standing = self.ledger.standings.get(self._url_of(name))
         return self.ledger.mode is Mode.SHARED and standing is not None and standing.ready_elsewhere
 
+    def tell_drain(self, name: str, why: str | None) -> None:
+        self.ledger.drain(self._url_of(name), why)
+
     async def run(self) -> None:
         tasks = [
             asyncio.create_task(self.ledger.run()),
@@ -129,7 +135,7 @@ class SharedDispatcher(Dispatcher):
         finally:
             for task in tasks:
                 task.cancel()
-            await asyncio.wait(tasks)
+            await asyncio.wait(tasks, timeout=LAST_SECONDS)
             await self.ledger.bye()
             await self._store.close()
 
@@ -155,9 +161,12 @@ class SharedDispatcher(Dispatcher):
         words = []
         for name, backend in self.admission.backends.items():
             ready = backend.state is State.READY
+            url = self._url_of(name)
             waits = [came for call, came in oldest.values() if ready and backend.serves(call)]
-            came_ms = round(1000 * min(waits)) if waits and not backend.free else None
-            words.append(Word(self._url_of(name), backend.slots if ready else 0, ready, came_ms))
+            # What strangers keep from this gateway is not for it to claim: the others may see none.
+            full = backend.slots <= len(backend.leases) + self.ledger.elsewhere[url] + backend.withheld
+            came_ms = round(1000 * min(waits)) if waits and full else None
+            words.append(Word(url, backend.slots if ready else 0, ready, came_ms))
         return words
 
     def _adjust(self) -> None:
@@ -166,12 +175,23 @@ class SharedDispatcher(Dispatcher):
         if ledger.mode is Mode.DEGRADED and not self._degraded:
             self._measured.clear()
         self._degraded = ledger.mode is Mode.DEGRADED
+        before, self._drains = self._drains, dict(ledger.drains)
         for name, backend in list(self.admission.backends.items()):
             url = self._url_of(name)
-            self._peaks[name] = max(self._peaks.get(name, 0), ledger.elsewhere[url])
+            self._explain(name, ledger.elsewhere[url])
+            if (why := self._drains.get(url)) != before.get(url):
+                for listener in self.drain_told:
+                    listener(name, why)
             foreign, withheld = self._elsewhere(name, url, backend)
             if (foreign, withheld) != (backend.foreign, backend.withheld):
                 self.apply(self.admission.observe(name, foreign, self.clock(), withheld))
+
+    def _explain(self, name: str, known: int) -> None:
+        """What was measured since, less what others held: some may begin before that is heard, or end."""
+        peak = self._peaks[name] = max(self._peaks.get(name, 0), known)
+        if (measured := self._unexplained.pop(name, None)) is not None:
+            self._strangers[name] = max(0, measured - peak)
+            self._peaks[name] = known
 
     def _elsewhere(self, name: str, url: str, backend: Backend) -> tuple[int, int]:
         """Requests at the engine that are not ours, and free slots that are not to be given."""

@@ -83,6 +83,8 @@ class Ledger:
         self.mode = Mode.SHARED
         self.standings: dict[str, Standing] = {}  # by engine, as last told
         self.elsewhere: Counter[str] = Counter()  # slots that other gateways hold, by engine
+        self.drains: dict[str, str] = {}  # why operators drained engines, here or elsewhere, by engine
+        self._drained: dict[str, str | None] = {}  # what they said here and is not told yet
         self._store = store
         self._channel = channel
         self._lease_seconds = lease_seconds
@@ -107,6 +109,7 @@ class Ledger:
         self._pause = 0.0
         self._poll = POLL_SECONDS
         self._why = ""
+        self._doubted = False  # the last answer did not come in time
 
     @property
     def frozen(self) -> bool:
@@ -159,6 +162,11 @@ class Ledger:
         if held is not None:
             self._free(held)
 
+    def drain(self, url: str, why: str | None) -> None:
+        """Let all gateways drain an engine, or resume it."""
+        self._drained[url] = why
+        self._kicked.set()
+
     def look(self) -> None:
         """Something may have changed: ask soon, if somebody waits here."""
         if not self._looks and self._waits():
@@ -197,7 +205,7 @@ class Ledger:
         """When the next step is due."""
         if self.mode is Mode.DEGRADED:
             return self._retries
-        if not self._epoch or self._wanted or self._freed:
+        if not self._epoch or self._wanted or self._freed or self._drained:
             return float("-inf")
         renewal = self._renewed + RENEW_SHARE * self._lease_seconds
         if self.frozen:
@@ -215,7 +223,10 @@ class Ledger:
         try:
             reply = await self._store.step(step)
         except Unavailable as fault:
-            self._lost(wanted, str(fault))
+            if fault.late and not self._doubted and self.mode is Mode.SHARED:
+                self._doubt(wanted)
+            else:
+                self._lost(wanted, str(fault))
             return
         except asyncio.CancelledError:
             self._wanted = wanted + self._wanted
@@ -255,6 +266,8 @@ class Ledger:
             wanted=[
                 Want(places[want.url], want.number, round(1000 * want.came), want.slots) for want in wanted
             ],
+            drains=[(places[url], why) for url, why in self._drained.items() if url in places],
+            known=[(places[url], why) for url, why in self.drains.items() if url in places],
             full=full,
             bye=bye,
         )
@@ -263,7 +276,7 @@ class Ledger:
         if self.mode is Mode.DEGRADED:
             log.info("slots are shared through Redis again")
         now = self._clock()
-        self.mode, self._pause, self._why = Mode.SHARED, 0.0, ""
+        self.mode, self._pause, self._why, self._doubted = Mode.SHARED, 0.0, "", False
         self._heard, self._epoch, self._stepped = step.number, reply.epoch, now
         self._claims = any(word.came_ms is not None for word in step.words)
         self._thaws = now + reply.frozen_ms / 1000 if reply.frozen_ms else float("-inf")
@@ -284,8 +297,26 @@ class Ledger:
         own = Counter(self._entered.values())
         self.standings = {word.url: one for word, one in zip(step.words, reply.standings, strict=True)}
         self.elsewhere = Counter({url: max(0, one.held - own[url]) for url, one in self.standings.items()})
+        self._followed(step)
         self._changed()
         self._answer((want, given) for want, given in zip(wanted, reply.given, strict=True))
+
+    def _followed(self, step: Step) -> None:
+        """Take over what the ledger says of drains; what it has lost is told to it while it is frozen."""
+        for place, why in step.drains:
+            if self._drained.get(step.words[place].url, ...) == why:
+                del self._drained[step.words[place].url]
+        told = {url: one.drain for url, one in self.standings.items() if one.drain is not None}
+        self.drains = self.drains | told if self.frozen else told
+
+    def _doubt(self, wanted: Sequence[Wanting]) -> None:
+        """No answer in time: a busy machine, or the end of Redis. It is asked again at once, on another
+        connection and for everything, as to fall back on shares for nothing would cost more."""
+        self._doubted, self._epoch = True, ""
+        self._freed.update((want.number, want.url) for want in wanted)
+        for want in wanted:
+            want.number = str(next(self._numbers))
+        self._wanted = [want for want in (*wanted, *self._wanted) if not want.given.done()]
 
     def _lost(self, wanted: Sequence[Wanting], why: str) -> None:
         """Nobody can be asked. What was wanted may have been given: it is given back when somebody can."""

@@ -47,7 +47,7 @@ class RedisStore:
 
     async def step(self, step: Step) -> Reply:
         """Make one step; one at a time. Raises Unavailable."""
-        keys = [f"{self._prefix}epoch", f"{self._prefix}gateways"]
+        keys = [f"{self._prefix}{name}" for name in ("epoch", "gateways", "drains")]
         keys += [f"{self._prefix}leases:{word.url}" for word in step.words]
         asking = asyncio.get_running_loop().create_task(self._evaluated(keys, step.encoded()))
         try:
@@ -55,7 +55,7 @@ class RedisStore:
                 if not asking.done():
                     await asyncio.wait((asking,), timeout=seconds)
             if not asking.done():
-                raise Unavailable(f"no answer within {STEP_SECONDS:g} s")
+                raise Unavailable(f"no answer within {STEP_SECONDS:g} s", late=True)
             return Reply.decoded(asking.result())
         except (RedisError, OSError) as fault:
             raise Unavailable(_words(fault)) from fault

@@ -1,6 +1,7 @@
 -- One step of one gateway: what it holds, gives back, waits for and wants; and what it is told of the others.
 -- gateway/ledger/step.py says what each field means. All times are milliseconds of this server's clock.
--- KEYS: 1 the epoch; 2 what each gateway said last; 3.. who holds slots of each engine (owner:number, expiry).
+-- KEYS: 1 the epoch; 2 what each gateway said last; 3 why operators drained engines; 4.. who holds slots of each
+-- engine (owner:number, expiry).
 
 local step = cjson.decode(ARGV[1])
 local time = redis.call('TIME')
@@ -39,7 +40,7 @@ local frozen = math.max(0, tonumber(epoch[2]) - now)
 local function member(number) return step.owner .. ':' .. number end
 
 local function hold(engine, number)
-  local key = KEYS[2 + engine]
+  local key = KEYS[3 + engine]
   redis.call('ZADD', key, string.format('%d', now + step.lease), member(number))
   redis.call('PEXPIRE', key, 10 * step.lease)
 end
@@ -75,10 +76,10 @@ end
 
 local freed = {}
 for engine in ipairs(step.engines) do
-  redis.call('ZREMRANGEBYSCORE', KEYS[2 + engine], '-inf', string.format('%d', now))
+  redis.call('ZREMRANGEBYSCORE', KEYS[3 + engine], '-inf', string.format('%d', now))
 end
 for _, one in ipairs(step.freed) do
-  if redis.call('ZREM', KEYS[2 + one[1]], member(one[2])) == 1 then freed[one[1]] = true end
+  if redis.call('ZREM', KEYS[3 + one[1]], member(one[2])) == 1 then freed[one[1]] = true end
 end
 
 local word = {number = step.number, at = now, expires = now + step.lease, engines = {}}
@@ -94,8 +95,17 @@ else
 end
 if step.full then
   for _, one in ipairs(step.held) do hold(one[1], one[2]) end
+  if frozen > 0 then -- who knows of a drain says so while the epoch is new
+    for _, one in ipairs(step.known) do redis.call('HSETNX', KEYS[3], step.engines[one[1]].url, one[2]) end
+  end
+  redis.call('PEXPIRE', KEYS[3], KEEP)
   redis.call('PEXPIRE', KEYS[1], KEEP)
   redis.call('PEXPIRE', KEYS[2], KEEP)
+end
+
+for _, one in ipairs(step.drains) do
+  local url = step.engines[one[1]].url
+  if one[2] then redis.call('HSET', KEYS[3], url, one[2]) else redis.call('HDEL', KEYS[3], url) end
 end
 
 local given = {}
@@ -103,7 +113,7 @@ for i, one in ipairs(step.wanted) do
   local engine, number, first, least = one[1], one[2], since(one[1], one[3]), one[4]
   local own = word.engines[step.engines[engine].url].since
   if own and own < first then first = own end
-  local key = KEYS[2 + engine]
+  local key = KEYS[3 + engine]
   given[i] = 0
   if redis.call('ZSCORE', key, member(number)) then
     given[i] = 1
@@ -125,7 +135,7 @@ for i, engine in ipairs(step.engines) do
     end
   end
   local ahead = before(i, word.engines[engine.url].since or math.huge)
-  engines[i] = {redis.call('ZCARD', KEYS[2 + i]), slots(i, 0), ahead, gateways, rank, ready}
+  engines[i] = {redis.call('ZCARD', KEYS[3 + i]), slots(i, 0), ahead, gateways, rank, ready, redis.call('HGET', KEYS[3], engine.url)}
   -- A hint to those who wait; their polls are the guarantee.
   if freed[i] and before(i, math.huge) > 0 then redis.call('PUBLISH', step.channel, '') end
 end

@@ -14,7 +14,11 @@ from typing import Any, NamedTuple, Protocol
 
 
 class Unavailable(Exception):
-    """The ledger cannot be asked; whether the step happened is not known."""
+    """The ledger cannot be asked; whether the step happened is not known. `late`: no answer came in time."""
+
+    def __init__(self, why: str, *, late: bool = False) -> None:
+        super().__init__(why)
+        self.late = late
 
 
 class Slots(NamedTuple):
@@ -64,6 +68,10 @@ class Step:
     freed: Sequence[Slots] = ()
     held: Sequence[Slots] = ()  # all of them, in a full step: also beyond what there is, as they are in use
     wanted: Sequence[Want] = ()
+    drains: Sequence[
+        tuple[int, str | None]
+    ] = ()  # engines that an operator drained here, and why; None: resumed
+    known: Sequence[tuple[int, str]] = ()  # all drains that this gateway knows of, for a new epoch
     full: bool = False
     bye: bool = False  # the last one
 
@@ -93,6 +101,8 @@ class Step:
                 "freed": [(engine + 1, number) for engine, number in self.freed],
                 "held": [(engine + 1, number) for engine, number in self.held],
                 "wanted": [(want.engine + 1, *want[1:]) for want in self.wanted],
+                "drains": [(engine + 1, False if why is None else why) for engine, why in self.drains],
+                "known": [(engine + 1, why) for engine, why in self.known],
                 "full": self.full,
                 "bye": self.bye,
             },
@@ -109,6 +119,7 @@ class Standing(NamedTuple):
     gateways: int  # that have this engine, this one included
     rank: int  # of this one among them
     ready_elsewhere: bool  # it takes calls of another gateway
+    drain: str | None = None  # why an operator drained it; None: nobody did
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +145,8 @@ class Reply:
                 frozen_ms=int(told["frozen"]),
                 given=tuple(map(bool, told["given"])),
                 standings=tuple(
-                    Standing(held, slots, ahead, gateways, rank, bool(ready))
-                    for held, slots, ahead, gateways, rank, ready in told["engines"]
+                    Standing(held, slots, ahead, gateways, rank, bool(ready), None if why is False else why)
+                    for held, slots, ahead, gateways, rank, ready, why in told["engines"]
                 ),
             )
         except (ValueError, TypeError, KeyError, IndexError, AttributeError) as fault:

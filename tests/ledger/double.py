@@ -17,6 +17,7 @@ class Double:
     epoch: tuple[str, int] | None = None  # its name, and when it thaws
     said: dict[str, dict[str, Any]] = field(default_factory=dict)  # the last word of each gateway
     leases: dict[str, dict[str, int]] = field(default_factory=dict)  # expiries by engine and member
+    drains: dict[str, str] = field(default_factory=dict)  # why, by engine
     hints: int = 0  # published so far
 
     def clear(self) -> None:
@@ -24,6 +25,7 @@ class Double:
         self.epoch = None
         self.said.clear()
         self.leases.clear()
+        self.drains.clear()
 
     def step(self, text: str, now: int) -> str:
         """Make one step at this millisecond; the reply."""
@@ -80,6 +82,14 @@ class Double:
         if step["full"]:
             for place, number in step["held"]:
                 held[place - 1][f"{owner}:{number}"] = now + step["lease"]
+            if now < thaws:
+                for place, why in step["known"]:
+                    self.drains.setdefault(engines[place - 1]["url"], why)
+        for place, why in step["drains"]:
+            if why is False:
+                self.drains.pop(engines[place - 1]["url"], None)
+            else:
+                self.drains[engines[place - 1]["url"]] = why
 
         def before(place: int, came: float) -> int:
             url, count = engines[place]["url"], 0
@@ -120,6 +130,7 @@ class Double:
                     1 + len(there),
                     sum(one < owner for one in there),
                     int(any(word["ready"] for word in there.values())),
+                    self.drains.get(engine["url"], False),
                 ]
             )
             if place + 1 in freed and before(place, float("inf")):

@@ -13,7 +13,7 @@ from tests.ledger.double import Double
 from tests.ledger.server import redis_server
 
 CLOCK = "redis.call('TIME')"  # the one line of the script that is not the steps' own
-SEEDS, STEPS = 40, 60
+SEEDS, STEPS = 20, 60
 URLS = ("http://a:1", "http://b:2", "http://c:3")
 
 
@@ -59,6 +59,8 @@ class Player:
             "freed": dice.sample(known, min(len(known), dice.randrange(3))),
             "held": dice.sample(known, min(len(known), dice.randrange(4))),
             "wanted": [(place, number, dice.randrange(10), dice.randrange(4)) for place, number in wanted],
+            "drains": [(place, dice.choice((False, "", "why"))) for place in places if dice.random() < 0.1],
+            "known": [(place, "known") for place in places if dice.random() < 0.2],
             "full": dice.random() < 0.4,
             "bye": dice.random() < 0.03,
         }
@@ -92,7 +94,12 @@ async def test_the_double_does_what_the_script_does() -> None:
                         await client.flushall()
                     player = dice.choice(players)
                     step = player.step()
-                    keys = ["{x}:epoch", "{x}:gateways", *(f"{{x}}:{one['url']}" for one in step["engines"])]
+                    keys = [
+                        "{x}:epoch",
+                        "{x}:gateways",
+                        "{x}:drains",
+                        *(f"{{x}}:{one['url']}" for one in step["engines"]),
+                    ]
                     clock = [now // 1000, now % 1000 * 1000]
                     real = json.loads(await evaluate(keys=keys, args=[json.dumps(step), *clock]))
                     for name in ("given", "engines"):  # an empty list has no type there

@@ -16,7 +16,7 @@ from gateway.ledger.step import Step
 from policies.types import Call
 from tests.ledger.world import KINDS, simulate
 
-SEEDS, SEEDS_LONG = 25, 560  # of each kind
+SEEDS, SEEDS_LONG = 15, 560  # of each kind
 MUTANT_SEEDS = 60
 
 

@@ -29,7 +29,7 @@ UNIT = 1 / 16
 LEASE_SECONDS = 3.0
 TIMEOUT_SECONDS = 0.25
 CALLS = 50
-IDLE_SECONDS_MAX = 0.65  # two polls and their ways: who is first in line may have no use for the slot
+IDLE_SECONDS_MAX = 0.95  # a poll of each gateway: who is first in line may have no use for the slot
 RUN_SECONDS = 12.0  # in which calls come and things go wrong
 ROUTE, MODEL = "/v1/chat/completions", "m"
 KINDS = ("calm", "crash", "flush", "pause", "outage", "restart", "losses", "failover", "everything")
@@ -111,7 +111,7 @@ class Line:
                 pool.step(text)
             await asyncio.sleep(TIMEOUT_SECONDS)
             await self.gateway.runs()
-            raise Unavailable("no answer")
+            raise Unavailable("no answer", late=True)
         reply = pool.step(text)
         await asyncio.sleep(dice.choice((1, 1, 2, 8)) / 1024)
         if pool.late and dice.random() < 0.5:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.debian import needs
+from tests.ledger.guard import guarded
 from tests.ledger.server import Server, redis_server
-from tests.processes.asking import Reply, ask, metric
+from tests.processes.asking import Reply, ask, backend, metric
 from tests.processes.fleet import becomes, configured, settled
 from tests.processes.harness import Engine, Gateway, RawClient, chat, engine, gateway, until
 
@@ -63,26 +69,39 @@ class Stage:
 
 @asynccontextmanager
 async def stage(
-    *slots: int, gateways: int = 2, arguments: tuple[str, ...] = (), url: str = "", **options: Any
+    *slots: int,
+    gateways: int = 2,
+    arguments: tuple[str, ...] = (),
+    listens: str = "",
+    url: str = "",
+    environment: dict[str, str] | None = None,
+    **options: Any,
 ) -> AsyncIterator[Stage]:
-    """It, with every gateway and every backend ready."""
+    """It, with every gateway and every backend ready. `arguments`: of Redis, which then `listens` there;
+    `url`: where the gateways believe that it does; `environment`: of the first gateway."""
     options = {"decode_tps": 200.0, "prefill_tps": 50_000.0} | options
     async with AsyncExitStack() as stack:
-        server = await stack.enter_async_context(redis_server(*arguments))
+        server = await stack.enter_async_context(redis_server(*arguments, url=listens))
         engines = [await stack.enter_async_context(engine("openai", slots=one, **options)) for one in slots]
         redis = {"url": url or server.url, "lease_seconds": LEASE_SECONDS}
         config = configured(*engines, redis=redis, routing={"hold_seconds_max": 0})
-        fronts = [await stack.enter_async_context(gateway(config)) for _ in range(gateways)]
+        fronts = [
+            await stack.enter_async_context(gateway(config, environment=None if i else environment))
+            for i in range(gateways)
+        ]
         for one in fronts:
             for i in range(len(engines)):
                 await becomes(one, f"b{i}", "ready")
         yield Stage(server, engines, fronts)
 
 
-async def test_two_gateways_never_give_more_slots_than_there_are() -> None:
+@pytest.mark.parametrize("guard", [False, pytest.param(True, marks=[pytest.mark.long, needs("openssl")])])
+async def test_two_gateways_never_give_more_slots_than_there_are(guard: bool, tmp_path: Path) -> None:
     """160 requests through both: each engine had all its slots in use and never one more, each request is
-    answered, the ledger is empty at the end, and the engines were warmed up once."""
-    async with stage(2, 1) as scene:
+    answered, the ledger is empty at the end, and the engines were warmed up once. Also where Redis takes but
+    one user, who may do but this, over TLS."""
+    arguments, url = guarded(tmp_path) if guard else ((), "")
+    async with stage(2, 1, arguments=arguments, listens=url) as scene:
         replies = await asyncio.gather(*(scene.ask(i, f"request {i}", max_tokens=8) for i in range(160)))
         assert {reply.head.status for reply in replies} == {200}
         assert {reply.ended for reply in replies} == {"clean"}
@@ -229,17 +248,122 @@ async def test_clients_that_leave_give_their_slots_to_the_other_gateway() -> Non
 async def test_forgotten_scripts_are_told_again() -> None:
     """SCRIPT FLUSH in a loop while requests run: nobody notices, and no gateway falls back on itself."""
     async with stage(2) as scene:
+        answered = asyncio.Event()
 
         async def flush() -> None:
             async with scene.server.client() as client:
-                while True:
+                while not answered.is_set():
                     await client.script_flush()
                     await asyncio.sleep(0.01)
 
         flushing = asyncio.create_task(flush())
         replies = await asyncio.gather(*(scene.ask(i, f"request {i}", max_tokens=8) for i in range(40)))
-        flushing.cancel()
-        await asyncio.wait([flushing])
+        answered.set()
+        await flushing
         assert {reply.head.status for reply in replies} == {200}
         await scene.never_too_many()
         assert all("cannot be asked" not in one.process.errors for one in scene.gateways)
+
+
+async def test_all_gateways_follow_a_drain() -> None:
+    """Said to one, it holds for both, also for one that was killed and starts again, and after Redis has lost
+    it; resumed by the other one, both send requests there again."""
+    async with stage(2, 2) as scene:
+        first, second = scene.gateways
+        await first.operator.post("/admin/backends/b0/drain", json={"reason": "new model"})
+        await becomes(second, "b0", "drained")
+        assert (await backend(second, "b0"))["reason"] == "new model"
+        await scene.server.process.kill()
+        await scene.server.restart(empty=True)
+        for number in range(2):
+            await scene.sharing(number, "shared")
+        second.expect_end()
+        await second.process.kill()
+        second.process.start()
+        await until(lambda: second.answers("/ready"), "the gateway that was killed")
+        await becomes(second, "b0", "drained")
+        await scene.engines[0].reset()
+        await asyncio.gather(*(scene.ask(i, f"request {i}", max_tokens=4) for i in range(12)))
+        assert (await scene.engines[0].state())["received"] == 0
+        await second.operator.post("/admin/backends/b0/resume")
+        for front in scene.gateways:
+            await becomes(front, "b0", "ready")
+
+
+# -- longer ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+async def test_nobody_fails_when_redis_is_restarted_with_its_data() -> None:
+    """60 requests run and 60 wait, on two gateways, while Redis is stopped, and started with its data two
+    seconds later: all are answered, and none waited five seconds longer than it must."""
+    arguments = ("--appendonly", "yes", "--appendfsync", "always")
+    async with stage(30, 30, arguments=arguments, decode_tps=10.0) as scene:
+        begun = time.monotonic()
+        asked = [asyncio.create_task(scene.ask(i, f"request {i}", max_tokens=40)) for i in range(120)]
+        for one in scene.engines:
+            await one.busy(30)
+        scene.server.process.signal(signal.SIGTERM)
+        await scene.server.process.ended()
+        await asyncio.sleep(2.0)
+        await scene.server.restart()
+        replies = await asyncio.gather(*asked)
+        assert {reply.head.status for reply in replies} == {200}
+        assert {reply.ended for reply in replies} == {"clean"}
+        assert (
+            time.monotonic() - begun < 2 * 4.0 + 5.0 + 5.0
+        )  # two rounds of 4 s; the last 5 s are the machine's
+        await scene.settled()
+
+
+@pytest.mark.long
+async def test_four_gateways_never_give_more_slots_than_there_are() -> None:
+    """600 requests, of which many leave: as with two."""
+    async with stage(3, 1, 2, gateways=4) as scene:
+
+        async def client(number: int) -> None:
+            for turn in range(20):
+                asking = asyncio.create_task(scene.ask(number, f"{number} {turn}", max_tokens=8))
+                if (number + turn) % 4 == 0:
+                    await asyncio.wait([asking], timeout=0.05)
+                    asking.cancel()
+                    await asyncio.wait([asking])
+                else:
+                    assert (await asking).head.status == 200
+
+        await asyncio.gather(*(client(number) for number in range(30)))
+        await scene.never_too_many()
+        await scene.settled()
+
+
+LIBRARIES = ("/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu")
+
+
+@pytest.mark.long
+@needs("faketime")
+async def test_a_wall_clock_that_jumps_changes_nothing(tmp_path: Path) -> None:
+    """One gateway's clock goes an hour ahead, then an hour back, while requests run and wait: no lease, limit
+    or timeout notices."""
+    (library,) = [
+        path for path in (Path(f"{one}/faketime/libfaketime.so.1") for one in LIBRARIES) if path.is_file()
+    ]
+    clock = tmp_path / "clock"
+    clock.write_text("+0")
+    fake = {
+        "LD_PRELOAD": str(library),
+        "FAKETIME_TIMESTAMP_FILE": str(clock),
+        "FAKETIME_NO_CACHE": "1",
+        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+    }
+    async with stage(2, environment=os.environ | fake) as scene:
+        for jump in ("+3600", "-3600", "+0"):
+            asked = [asyncio.create_task(scene.ask(i, f"{jump} {i}", max_tokens=60)) for i in range(16)]
+            await scene.engines[0].busy(2)
+            clock.write_text(jump)
+            assert {reply.head.status for reply in await asyncio.gather(*asked)} == {200}
+        await scene.never_too_many()
+        assert all("cannot be asked" not in one.process.errors for one in scene.gateways)
+        told = scene.gateways[0].process.errors
+        hours = {line[10:24].partition("T")[2][:2] for line in told.splitlines()}
+        assert len(hours) > 1  # it did jump
+        await scene.settled()
