@@ -56,6 +56,7 @@ class Shares:
         assert told is not None
         usage = json.loads(answer.body)["usage"]
         cached = usage["prompt_tokens_details"]["cached_tokens"]
+        await quiet(front)  # else the next one may find the slot taken
         self._prompts.append((int(told[1]), int(told[2]), cached, usage["prompt_tokens"]))
 
     def predicted_and_reported(self, of: slice) -> tuple[float, float]:
@@ -102,7 +103,6 @@ async def test_predicts_what_each_kind_of_cache_finds(kind: str) -> None:
         shares = Shares()
         for number, body in interleaved(conversations):
             await shares.ask(front, number, body)
-        await quiet(front)
         half = len(shares._prompts) // 2
         predicted, reported = shares.predicted_and_reported(slice(half, None))
         shown = (await backend(front, "b0"))["prefix"]

@@ -8,7 +8,7 @@ import random
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.mending import Heads, _tool, day_of, ordered_tools
@@ -252,6 +252,7 @@ def edited(parts: list[bytes], edits: list[tuple[int, int, bytes]]) -> bytes:
     return b"".join(parts)
 
 
+@settings(deadline=None)
 @given(TEXTS, EDITS)
 def test_spans_are_those_of_the_whole_text(parts: list[bytes], edits: list[tuple[int, int, bytes]]) -> None:
     """However little of it is read."""
@@ -259,6 +260,7 @@ def test_spans_are_those_of_the_whole_text(parts: list[bytes], edits: list[tuple
     assert respanned(old, list(spans(old)), new) == list(spans(new))
 
 
+@settings(deadline=None)
 @given(TEXTS, EDITS)
 def test_a_head_is_the_same_where_only_spans_differ(
     parts: list[bytes], edits: list[tuple[int, int, bytes]]
