@@ -1,17 +1,20 @@
 """When each waiting call will probably start: for people to read. Admission itself looks anew at every event.
 
 The calls are placed in the order in which they may start, each where it costs least with its wait; those
-after it count on that, as they do in life. Who will come meanwhile and go before them, nobody knows.
+after it count on that, as they do in life. Who will come meanwhile and go before them, nobody knows: that
+shows in the pace at which calls of their kind have started since some wait; none starts sooner than at that.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from policies import filters
 from policies.admission import Admission
 from policies.cost import Cost, cost, seconds_behind
 from policies.forecast import NEVER_SECONDS, Booking, Forecast
+from policies.queue import Group, group_of
 from policies.tiers import tiers
 from policies.types import Backend, State
 from policies.waiting import Waiting
@@ -22,6 +25,7 @@ def starts(calls: Iterable[Waiting], admission: Admission, now: float) -> Iterat
     runs whose end could make room for it."""
     limits, seen = admission.limits, admission.interactive_seen(now)
     ready = [backend for backend in admission.backends.values() if backend.state is State.READY]
+    places: Counter[Group] = Counter()
     forecasts = {backend.name: Forecast(backend, limits, now) for backend in ready}
     for waiting in calls:
         call = waiting.call
@@ -40,7 +44,9 @@ def starts(calls: Iterable[Waiting], admission: Admission, now: float) -> Iterat
             continue
         _, booking, forecast = best
         forecast.book(booking)
-        yield booking.start_seconds
+        group = group_of(call)
+        places[group] += 1
+        yield max(booking.start_seconds, places[group] * admission.queue.pace(group, now))
 
 
 def _price(waiting: Waiting, backend: Backend) -> Cost:

@@ -38,6 +38,7 @@ class Queue:
         self._groups: dict[Group, dict[int, dict[str, Waiting]]] = {}
         self._flows: dict[Hashable, Flow] = {}
         self._releases = ReleaseRate()
+        self._paces: dict[Group, ReleaseRate] = {}  # at which calls of a kind start, while some wait
 
     def follow(self, limits: Limits) -> None:
         """Keep these bounds from now on."""
@@ -62,6 +63,9 @@ class Queue:
         flow = self._flows.get(_flow_of(call)) or self._flows.setdefault(_flow_of(call), Flow())
         insort(flow.calls, (call.arrived, call.id))
         self.fairness.waits(call)
+        if group_of(call) not in self._paces:
+            self._paces[group_of(call)] = ReleaseRate()
+            self._paces[group_of(call)].waits(now)
         self._enter(waiting)
         self.bytes += call.body_bytes
 
@@ -74,6 +78,8 @@ class Queue:
         if not calls:
             del self._flows[_flow_of(call)]
         self._exit(waiting)
+        if group_of(call) not in self._groups:
+            del self._paces[group_of(call)]
         self.fairness.left(call)
         self.bytes -= call.body_bytes
         return waiting
@@ -83,6 +89,12 @@ class Queue:
         call = self.take(id).call
         if (flow := self._flows.get(_flow_of(call))) is not None:
             flow.started = now
+        if (pace := self._paces.get(group_of(call))) is not None:
+            pace.released(now, waiting=True)
+
+    def pace(self, group: Group, now: float) -> float:
+        """Seconds from one start of such a call to the next, while they wait; 0: none was seen."""
+        return self._paces[group].expected(now)
 
     def released(self, now: float) -> None:
         """A slot became free."""

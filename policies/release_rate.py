@@ -1,4 +1,5 @@
-"""How often a slot frees while calls wait: what Retry-After and predicted starts are told from."""
+"""How often a slot frees, or a call starts, while calls wait: what Retry-After and predicted starts are told
+from."""
 
 from __future__ import annotations
 
@@ -15,6 +16,13 @@ class ReleaseRate:
     def waits(self, now: float) -> None:
         """The first call begins to wait."""
         self._last = now
+
+    def expected(self, now: float) -> float:
+        """Seconds from one to the next, with the time since the last one, if that is longer already; 0: none
+        was seen."""
+        if self.seconds is None:
+            return 0.0
+        return self.seconds + WEIGHT * max(0.0, now - self._last - self.seconds)
 
     def released(self, now: float, *, waiting: bool) -> None:
         """A slot was released; `waiting`: calls waited for it."""

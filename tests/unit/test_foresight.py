@@ -69,6 +69,19 @@ def test_people_start_on_the_slot_that_is_kept_for_them() -> None:
     assert agent > person + 3
 
 
+def test_who_is_passed_by_others_starts_at_the_pace_of_its_kind() -> None:
+    """By what runs, a slot is free in seconds; but batch calls have started a minute apart."""
+    admission = an_admission(a_backend(slots=1))
+    admission.submit(a_call("runs", output_tokens_max=100), 0.0)
+    for number in range(5):
+        admission.submit(a_call(f"b{number}", priority=Priority.BATCH, output_tokens_max=100), 0.0)
+    for now in (60.0, 120.0):
+        (running,) = admission.backends["backend"].leases
+        admission.finish(running, now)
+    first, *others = foreseen(admission, 121.0).values()
+    assert [first, *others] == pytest.approx([60.0, 120.0, 180.0])
+
+
 @pytest.mark.parametrize("state", [State.DOWN, State.DRAINING, State.WARMING])
 def test_nobody_knows_when_a_backend_comes_back(state: State) -> None:
     """No start is made up."""

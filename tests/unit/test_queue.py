@@ -8,7 +8,7 @@ from collections.abc import Collection
 import pytest
 
 from policies.fairness import QUANTUM_SECONDS, Account
-from policies.queue import Queue
+from policies.queue import Queue, group_of
 from policies.types import Call, Limits, Priority, Refusal
 from policies.waiting import Waiting
 from tests.unit.fleet import a_call
@@ -66,6 +66,23 @@ def test_knows_how_fast_it_moves_from_releases_under_a_backlog() -> None:
     assert queue.predicted_wait(0) is None
     queue.released(15.0)
     assert (queue.predicted_wait(0), queue.predicted_wait(2)) == (10.0, 30.0)
+
+
+def test_knows_the_pace_of_each_kind_while_some_of_it_wait() -> None:
+    """Those that start, not those that leave; a start that is late by now makes it slower; another class has
+    a pace of its own, and nothing is kept of a kind that waits no more."""
+    queue = a_queue(*(a_call(str(number)) for number in range(4)))
+    queue.put(Waiting(a_call("x", priority=Priority.BATCH), 0.0), 0.0)
+    group, other = group_of(a_call()), group_of(a_call(priority=Priority.BATCH))
+    assert (queue.pace(group, 5.0), queue.pace(other, 5.0)) == (0.0, 0.0)
+    queue.start("0", 10.0)
+    queue.take("1")
+    queue.start("2", 20.0)
+    assert (queue.pace(group, 21.0), queue.pace(other, 21.0)) == (10.0, 0.0)
+    assert queue.pace(group, 50.0) == 14.0
+    queue.start("3", 50.0)
+    queue.put(Waiting(a_call("4"), 60.0), 60.0)
+    assert queue.pace(group, 60.0) == 0.0
 
 
 def test_refuses_who_cannot_wait_for_those_before_it() -> None:
