@@ -273,7 +273,9 @@ def _moved(head: Head, text: bytes, found: list[Span]) -> list[int] | None:
     if high < len(found) and _from_end(were[high], was) != _from_end(found[high], text):
         high = len(found)
     low = min(low, high)
-    if were[:low][-1:] != found[:low][-1:] or _gaps(was, were, low, high) != _gaps(text, found, low, high):
+    if were[:low][-1:] != found[:low][-1:]:  # it looked at what is behind it
+        low = 0
+    if _gaps(was, were, low, high) != _gaps(text, found, low, high):
         return None
     return [n for n in range(low, high) if was[slice(*were[n][1:])] != text[slice(*found[n][1:])]]
 
