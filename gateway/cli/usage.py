@@ -34,7 +34,7 @@ FIGURES = (
 def usage(
     by: Annotated[str, typer.Option(metavar="agent|model|backend", help="Whose accounts.")] = "agent",
     since: Annotated[
-        str, typer.Option(metavar="WHEN", help="A date or time, or how long ago: 30m, 24h, 7d.")
+        str, typer.Option(metavar="WHEN", help="A date or time (UTC), or how long ago: 30m, 24h, 7d.")
     ] = "",
     as_json: AsJson = False,
     as_csv: Annotated[
