@@ -33,9 +33,7 @@ def serve(
     ] = None,
     host: Annotated[str | None, typer.Option(metavar="HOST", help="Address of the client port.")] = None,
     port: Annotated[int | None, typer.Option(metavar="PORT", help="The client port.")] = None,
-    workers: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Processes; 1 until slots are shared.")
-    ] = 1,
+    workers: Annotated[int, typer.Option(metavar="N", min=1, help="Processes; only 1 for now.")] = 1,
 ) -> None:
     """Run the gateway.
 
@@ -49,8 +47,8 @@ def serve(
     """
     if workers > 1:
         raise CommandFailed(
-            f"--workers {workers} is not possible yet: each process would hand out all slots of the engines "
-            "anew; run one.",
+            f"--workers {workers} is not possible yet: run so many gateways on ports of their own, with the "
+            "same redis.url and a balancer before them; without Redis each would hand out all slots anew.",
             2,
         )
     from gateway import logs, systemd

@@ -17,7 +17,6 @@ from policies.admission import Admission
 from policies.order import OVERDUE_SECONDS
 from policies.types import Backend, Call, Decision, Lease, State
 
-
 LAST_SECONDS = 1.0  # for what is under way at the end
 
 

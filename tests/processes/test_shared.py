@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import time
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -18,7 +20,17 @@ from tests.ledger.guard import guarded
 from tests.ledger.server import Server, redis_server
 from tests.processes.asking import Reply, ask, backend, metric
 from tests.processes.fleet import becomes, configured, settled
-from tests.processes.harness import Engine, Gateway, RawClient, chat, engine, gateway, until
+from tests.processes.harness import (
+    Engine,
+    Gateway,
+    Process,
+    RawClient,
+    chat,
+    engine,
+    free_port,
+    gateway,
+    until,
+)
 
 pytestmark = needs("redis-server")
 
@@ -75,16 +87,17 @@ async def stage(
     listens: str = "",
     url: str = "",
     environment: dict[str, str] | None = None,
+    server: dict[str, Any] | None = None,
     **options: Any,
 ) -> AsyncIterator[Stage]:
     """It, with every gateway and every backend ready. `arguments`: of Redis, which then `listens` there;
     `url`: where the gateways believe that it does; `environment`: of the first gateway."""
     options = {"decode_tps": 200.0, "prefill_tps": 50_000.0} | options
     async with AsyncExitStack() as stack:
-        server = await stack.enter_async_context(redis_server(*arguments, url=listens))
+        store = await stack.enter_async_context(redis_server(*arguments, url=listens))
         engines = [await stack.enter_async_context(engine("openai", slots=one, **options)) for one in slots]
-        redis = {"url": url or server.url, "lease_seconds": LEASE_SECONDS}
-        config = configured(*engines, redis=redis, routing={"hold_seconds_max": 0})
+        redis = {"url": url or store.url, "lease_seconds": LEASE_SECONDS}
+        config = configured(*engines, redis=redis, routing={"hold_seconds_max": 0}, server=server or {})
         fronts = [
             await stack.enter_async_context(gateway(config, environment=None if i else environment))
             for i in range(gateways)
@@ -92,7 +105,7 @@ async def stage(
         for one in fronts:
             for i in range(len(engines)):
                 await becomes(one, f"b{i}", "ready")
-        yield Stage(server, engines, fronts)
+        yield Stage(store, engines, fronts)
 
 
 @pytest.mark.parametrize("guard", [False, pytest.param(True, marks=[pytest.mark.long, needs("openssl")])])
@@ -367,3 +380,59 @@ async def test_a_wall_clock_that_jumps_changes_nothing(tmp_path: Path) -> None:
         hours = {line[10:24].partition("T")[2][:2] for line in told.splitlines()}
         assert len(hours) > 1  # it did jump
         await scene.settled()
+
+
+BALANCER = Path(__file__).parents[2] / "docker" / "haproxy.cfg"
+CLIENTS, ROUNDS = 50, 2
+
+
+@pytest.mark.long
+@needs("haproxy")
+async def test_nobody_fails_while_gateways_are_restarted_one_by_one(tmp_path: Path) -> None:
+    """50 clients stream through the balancer of the compose file while each gateway in turn is ended by
+    SIGTERM and started again, twice: no request fails, and no engine has more than its slots."""
+    server = {"shutdown_pause_seconds": 3, "shutdown_seconds": 30}
+    async with stage(16, 16, server=server) as scene:
+        port = free_port()
+        config = BALANCER.read_text().replace("bind :8400", f"bind 127.0.0.1:{port}")
+        for number, front in enumerate(scene.gateways, 1):
+            config = config.replace(f"gateway-{number}:8400", front.url.removeprefix("http://"))
+        (tmp_path / "haproxy.cfg").write_text(config)
+        balancer = Process(["-f", "haproxy.cfg"], tmp_path, dict(os.environ), program="haproxy")
+        ended = asyncio.Event()
+        outcomes: Counter[tuple[int, str]] = Counter()
+
+        async def client(number: int) -> None:
+            turn = 0
+            while not ended.is_set():
+                turn += 1
+                async with await RawClient.connect(f"http://127.0.0.1:{port}") as line:
+                    await line.post("/v1/chat/completions", chat(f"{number} {turn}", max_tokens=40))
+                    head = await line.head()
+                    events = await line.events()
+                    outcomes[head.status, "done" if events and events[-1].done else "broken"] += 1
+
+        try:
+            await until(lambda: reachable(port), "a balancer")
+            await asyncio.sleep(2.5)  # it looks at each gateway once a second
+            clients = [asyncio.create_task(client(number)) for number in range(CLIENTS)]
+            for front in scene.gateways * ROUNDS:
+                await asyncio.sleep(3.0)
+                assert await front.stop(seconds=60.0) == 0
+                front.process.start()
+                await until(lambda front=front: front.answers("/ready"), "the gateway that was restarted")
+            await asyncio.sleep(3.0)
+            ended.set()
+            await asyncio.gather(*clients)
+        finally:
+            await balancer.kill()
+        assert outcomes.keys() == {(200, "done")}, outcomes
+        assert outcomes.total() > 2 * CLIENTS
+        await scene.never_too_many()
+        await scene.settled()
+
+
+def reachable(port: int) -> bool:
+    """Whether somebody listens there."""
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0

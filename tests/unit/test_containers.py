@@ -20,6 +20,7 @@ import yaml
 
 from gateway.lifecycle import LAST_SECONDS
 from gateway.settings import Settings, load
+from tests.debian import needs
 from tests.dockerfile import DOCKER, lineage, stages
 
 ROOT = DOCKER.parent
@@ -181,6 +182,38 @@ def test_a_container_has_time_to_drain() -> None:
     grace = re.fullmatch(SECONDS, service["stop_grace_period"])
     assert grace is not None
     assert int(grace[1]) >= server.shutdown_pause_seconds + server.shutdown_seconds + LAST_SECONDS
+
+
+def test_two_gateways_share_what_one_would_have() -> None:
+    """Docker's own program reads the other file too: both gateways have the same Redis, files of their own,
+    time to drain, and no more rights than one; the balancer knows both, Redis keeps what it was told."""
+    command = ("docker-compose", "--file", str(DOCKER / "two-gateways.yaml"), "--profile", "demo", "config")
+    read = program(*command, "--format", "json", **TOKEN)
+    assert (read.returncode, read.stderr) == (0, "")
+    services = json.loads(read.stdout)["services"]
+    one, other = services["gateway-1"], services["gateway-2"]
+    assert one["environment"] == other["environment"] == TOKEN | {"SLOTGATE_REDIS__URL": "redis://redis:6379"}
+    ours, theirs = ({volume["source"] for volume in service["volumes"]} for service in (one, other))
+    assert ours & theirs == {str(DOCKER / "slotgate.toml")}
+    assert one["stop_grace_period"] == other["stop_grace_period"] == "2m10s"
+    for name, service in services.items():
+        assert service["read_only"], name
+        assert service["cap_drop"] == ["ALL"]
+        assert all(port["host_ip"] == "127.0.0.1" for port in service.get("ports", ()))
+    balancer = (DOCKER / "haproxy.cfg").read_text()
+    assert re.findall(r"server (\S+) (\S+):8400", balancer) == [
+        (name, name) for name in ("gateway-1", "gateway-2")
+    ]
+    assert "--appendonly" in services["redis"]["command"]
+
+
+@needs("haproxy")
+def test_the_balancer_takes_its_file() -> None:
+    """But for names that only Docker knows."""
+    ran = subprocess.run(
+        ["haproxy", "-c", "-f", str(DOCKER / "haproxy.cfg")], capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
 
 
 def test_prometheus_and_grafana_find_what_they_read() -> None:
