@@ -164,18 +164,22 @@ class Fleet:
             one for one in self._waiting if not (one.configured or any(map(one.clashes, _settings(members))))
         ]
         for member in list(self.members.values()):
-            if member.removal is not None:
-                continue
             new = wanted.get(member.name)
-            if new is not None and member.is_same(new.settings):
-                before = member.settings
-                member.take(wanted.pop(member.name))
-                self._watch.configured(member, before)
-            elif member.configured or any(map(member.clashes, _settings(members))):
+            if member.removal is None:
+                if new is not None and member.is_same(new.settings):
+                    before = member.settings
+                    member.take(wanted.pop(member.name))
+                    self._watch.configured(member, before)
+                    continue
+                if not (member.configured or any(map(member.clashes, _settings(members)))):
+                    continue
                 backend = self._admission.backends[member.name]
-                if new is not None and backend.state in HELD:
-                    new.hold = backend.why
+                member.hold = backend.why if backend.state in HELD else None
                 self.remove(member.name)
+            here = (one for one in members if one.settings.place == member.settings.place)
+            heir = next(here, new)  # a renamed engine is the same one, drained or not
+            if heir is not None:
+                heir.hold = member.hold
         for member in wanted.values():
             self.join(member)
 

@@ -271,6 +271,11 @@ async def test_what_was_drained_or_added_stays_so(stage: Stage) -> None:
         [prepared(name="a", url="http://127.0.0.1:2"), prepared(name="added", url="http://127.0.0.1:7")]
     )
     assert stage.fleet.members["added"] is added
+    for _ in range(2):
+        stage.fleet.follow([prepared(name="renamed", url="http://127.0.0.1:2")])
+    await asyncio.sleep(LATER)
+    renamed = stage.dispatcher.admission.backends["renamed"]
+    assert (renamed.state, renamed.why) == (State.DRAINED, "new driver")
     stage.fleet.follow([prepared(name="a", url="http://127.0.0.1:2")])
     await asyncio.sleep(0.01)
     assert set(stage.fleet.members) == {"a"}
