@@ -26,11 +26,13 @@ class Cost(NamedTuple):
     decode_seconds: float
     harm_seconds: float = 0.0  # to others
     risk_seconds: float = 0.0  # of having to do it again
+    displaced_seconds: float = 0.0  # of reading again what gives way to it
 
     @property
     def seconds(self) -> float:
         """Everything together, with nothing in its way."""
-        return self.prefill_seconds + self.decode_seconds + self.harm_seconds + self.risk_seconds
+        own = self.prefill_seconds + self.decode_seconds + self.risk_seconds
+        return own + self.harm_seconds + self.displaced_seconds
 
 
 def cost(call: Call, backend: Backend, returns: Returns = NOBODY) -> Cost:
@@ -41,7 +43,7 @@ def cost(call: Call, backend: Backend, returns: Returns = NOBODY) -> Cost:
     prefill = service.prefill_seconds(tokens, cached)
     others = min(len(backend.leases) + backend.foreign, backend.slots - 1)  # beside it, once it runs
     decode = service.decode_seconds(output, others + 1, tokens)
-    harm = 0.0
+    harm = again = 0.0
     if others > 0:
         decoding = max(0, others - len(backend.prefilling))
         rate = service.starved_tokens_per_second * service.token_seconds(max(1, decoding))
@@ -49,16 +51,17 @@ def cost(call: Call, backend: Backend, returns: Returns = NOBODY) -> Cost:
     if (displaced := backend.shadow.displaced(call.chain, call.inside)) is not None:
         # It will be read again amid as many others, and stop them.
         share = 1 + max(0, others) if returns.expected(displaced.key) else RETURN_SHARE
-        harm += share * service.prefill_seconds(displaced.tokens)
+        again = share * service.prefill_seconds(displaced.tokens)
     failures = backend.ejection.failures
     risk = min(1.0, failures / FAILURES_IN_A_ROW) * (prefill + decode) if failures else 0.0
-    return Cost(cached, prefill, decode, harm, risk)
+    return Cost(cached, prefill, decode, harm, risk, again)
 
 
 def seconds_behind(call: Call, backend: Backend, price: Cost, ahead_seconds: float) -> float:
     """What the call costs there, if its prompt is read after so long."""
     first = ahead_seconds + price.prefill_seconds + backend.service.first_token_seconds
-    return WEIGHTS[call.priority] * first + price.decode_seconds + price.harm_seconds + price.risk_seconds
+    rest = price.decode_seconds + price.harm_seconds + price.risk_seconds + price.displaced_seconds
+    return WEIGHTS[call.priority] * first + rest
 
 
 def cached_tokens(call: Call, backend: Backend) -> int:

@@ -7,6 +7,7 @@ again at every event. So a warm prefix, or a faster engine, is waited for as lon
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -21,6 +22,7 @@ from policies.waiting import SERVICE_SECONDS_MIN, Waiting
 
 INTERACTIVE_SEEN_SECONDS = 60.0  # the reserve is kept this long after an interactive call
 HOLD_SHARE = 0.9  # of what it would cost to start now: less must be promised by waiting, as promises may fail
+HOLDS_MAX = 4  # at one event: whoever held before them still does, since each look costs as much as a start
 WAIT_SECONDS_MIN = 0.1  # of a call that cannot start now
 
 
@@ -54,6 +56,8 @@ class Placement:
         self._backends = backends
         self._forecasts: dict[str, Forecast] = {}  # as of this event
         self.returns = Returns()
+        self._crowded = False  # more than one call waits
+        self._holds = 0  # calls that hold, at this event
         self._gated: list[Backend] = []  # the backends with free slots, if all of them read long prompts
 
     def follow(self, limits: Limits) -> None:
@@ -81,11 +85,15 @@ class Placement:
 
     def begin(self) -> None:
         """An event: what was foreseen before it no longer holds."""
+        self._crowded = False
+        self._holds = 0
         if self._forecasts:
             self._forecasts = {}
 
-    def look_for_gates(self) -> None:
-        """Before many calls are asked about: see whether gates alone keep them waiting."""
+    def look_around(self, *, crowded: bool) -> None:
+        """Before many calls are asked about: see whether gates alone keep them waiting. `crowded`: more than
+        one waits, so a conversation that gives way now will have to wait for its turn to be read again."""
+        self._crowded = crowded
         self._gated = self._all_gated()
 
     def started(self, backend: Backend, now: float) -> None:
@@ -94,6 +102,13 @@ class Placement:
         if forecast is not None:
             self._forecasts[backend.name] = forecast.again(backend, self._limits, now)
         self._gated = self._all_gated()
+
+    def holds(self, waiting: Waiting, now: float) -> bool:
+        """Whether it held at the last look and need not be looked at now, behind so many others that hold."""
+        if self._holds < HOLDS_MAX or waiting.held_since is None:
+            return False
+        person = waiting.call.priority is Priority.INTERACTIVE
+        return not person and waiting.held(now) < self._limits.hold_seconds_max
 
     def gated(self, waiting: Waiting, now: float) -> bool:
         """Whether all that is free reads long prompts, and this one is long there: then nothing else about it
@@ -208,9 +223,10 @@ class Placement:
             elif _better(offer, second):
                 second = offer
         start = best  # the best of those that can take it
+        worth = math.inf if start is None else self._worth(start)
         for backend in full:
             price = self._price(waiting, backend)
-            if start is not None and seconds_behind(call, backend, price, 0.0) >= HOLD_SHARE * start.seconds:
+            if seconds_behind(call, backend, price, 0.0) >= worth:
                 continue  # not worth any wait
             reserved = filters.reserved_slots(call, backend, limits, overdue=overdue) if seen else 0
             forecast = self._forecast(backend, now)
@@ -223,11 +239,12 @@ class Placement:
                 second = offer
         if best is None:
             return None
-        if start is not None and (start is best or not self._worth(waiting, best, start, now)):
+        if start is not None and (best.seconds >= worth or waiting.held(now) >= limits.hold_seconds_max):
             return self._place(start, second if start is best else best)
         self.estimate(waiting, full + startable)
         waiting.why.update((backend.name, Reason.HOLD) for backend in startable)
         waiting.hold(now, holds=start is not None)
+        self._holds += start is not None
         self._book(waiting, best, now)
         return None
 
@@ -237,9 +254,10 @@ class Placement:
     def _long(self, price: Cost) -> bool:
         return price.prefill_seconds > self._limits.prefill_gate_seconds
 
-    def _worth(self, waiting: Waiting, best: Offer, start: Offer, now: float) -> bool:
-        """Whether a call that could start now should wait for something better."""
-        return best.seconds < HOLD_SHARE * start.seconds and waiting.held(now) < self._limits.hold_seconds_max
+    def _worth(self, start: Offer) -> float:
+        """What it must cost elsewhere, the wait included, to be waited for."""
+        displaced = 0.0 if self._crowded else start.price.displaced_seconds
+        return HOLD_SHARE * (start.seconds - displaced)
 
     def _book(self, waiting: Waiting, best: Offer, now: float) -> None:
         """The call will start there, as far as can be foreseen."""

@@ -15,6 +15,7 @@ from policies.types import Call
 WEIGHT = 0.3  # of the newest pause
 PAUSES = 2.0  # for so many usual pauses somebody is expected
 SLACK_SECONDS = 1.0  # and for a second
+SOON_SECONDS = 60.0  # who usually takes longer is not: too much happens to a cache meanwhile
 CONVERSATIONS_MAX = 10_000
 
 
@@ -67,7 +68,10 @@ class Returns:
         talk = self._held.get(digest)
         if talk is None or talk.pause_seconds is None:
             return False
-        return talk.ended is None or self._now - talk.ended <= PAUSES * talk.pause_seconds + SLACK_SECONDS
+        if talk.ended is None:
+            return True
+        until = PAUSES * talk.pause_seconds + SLACK_SECONDS
+        return self._now - talk.ended <= until <= SOON_SECONDS
 
 
 NOBODY = Returns()  # is known

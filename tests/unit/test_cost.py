@@ -70,8 +70,7 @@ def test_a_prompt_that_gives_way_costs_what_it_will_take_to_read_it_again() -> N
     backend.shadow.book(held.chain, 4000)
     backend.shadow.ended(held.chain)
     newcomer = a_call(prompt_tokens=100, chain=a_chain(9))
-    alone = cost(a_call(prompt_tokens=100), backend).harm_seconds
-    assert cost(newcomer, backend, returns).harm_seconds - alone == pytest.approx(0.2 * 4.1)
+    assert cost(newcomer, backend, returns).displaced_seconds == pytest.approx(0.2 * 4.1)
     returns.answered(held, 0.0)
     returns.asks(held, 5.0)
-    assert cost(newcomer, backend, returns).harm_seconds - alone == pytest.approx(2 * 4.1)
+    assert cost(newcomer, backend, returns).displaced_seconds == pytest.approx(2 * 4.1)

@@ -81,6 +81,56 @@ def test_nobody_waits_for_a_slot_that_is_no_better() -> None:
     assert granted(admission.submit(a_call("stranger", arrived=40.0), 40.0)) == {"stranger": "cold"}
 
 
+def busy_home() -> Admission:
+    """A conversation of 30,000 tokens that came back within 5 s runs at home, a call of 2 s elsewhere."""
+    admission = an_admission(a_backend("home"))
+    for number, start in enumerate((0.0, 40.0), 1):
+        turn = a_call(
+            f"turn-{number}", prompt_tokens=30_000, conversation="talk", chain=a_chain(*range(number))
+        )
+        admission.submit(turn, start)
+        admission.first_token(turn.id, start + 34.0)
+        if number == 1:
+            admission.finish(turn.id, 35.0)
+    admission.add(a_backend("elsewhere"), 80.0)
+    admission.submit(a_call("other", prompt_tokens=SHORT, output_tokens_max=50), 80.0)
+    return admission
+
+
+def a_stranger(number: int) -> Call:
+    """New to all, for 2 s."""
+    return a_call(
+        f"stranger-{number}",
+        arrived=80.0,
+        prompt_tokens=100,
+        output_tokens_max=50,
+        chain=a_chain(90 + number),
+    )
+
+
+def test_a_crowd_pushes_nobody_out_who_is_expected_back() -> None:
+    """While others wait, too, a call leaves the slot of a conversation that goes on, and waits for another;
+    the last one takes it, since nobody else would."""
+    admission = busy_home()
+    for number in range(2):
+        assert granted(admission.submit(a_stranger(number), 80.0)) == {}
+    assert granted(admission.finish("turn-2", 80.5)) == {}
+    assert {waiting.why["home"] for waiting in admission.queue} == {Reason.HOLD}
+    assert granted(admission.finish("other", 82.0)) == {"stranger-0": "elsewhere"}
+    assert granted(admission.tick(82.25)) == {"stranger-1": "home"}
+
+
+def test_of_many_that_hold_a_few_are_looked_at() -> None:
+    """The others still hold, and are charged with it; as soon as one may hold no more, it starts."""
+    admission = busy_home()
+    for number in range(9):
+        admission.submit(a_stranger(number), 80.0)
+    assert granted(admission.finish("turn-2", 80.5)) == {}
+    admission.tick(80.75)
+    assert all(waiting.held(85.0) == 4.5 for waiting in admission.queue)
+    assert len(granted(admission.tick(80.5 + 60.0))) == 1
+
+
 def test_a_call_may_wait_for_a_faster_engine() -> None:
     """Warm or not: seconds are all that counts."""
     admission = an_admission(a_backend("fast"))

@@ -46,6 +46,12 @@ def test_who_came_back_is_expected_for_twice_the_usual_pause() -> None:
     assert not at(known, ended + 21.1).expected(2)
 
 
+def test_who_usually_takes_long_is_not_expected() -> None:
+    """A person who reads and thinks: nobody keeps a slot free that long."""
+    known, ended = a_talk(200.0, 200.0)
+    assert not at(known, ended + 1.0).expected(3)
+
+
 def test_who_asks_again_already_is_expected() -> None:
     """However long it waits for its slot."""
     known, ended = a_talk(10.0)
@@ -54,9 +60,9 @@ def test_who_asks_again_already_is_expected() -> None:
 
 
 def test_the_usual_pause_follows_the_latest_ones() -> None:
-    """A tool that takes minutes from now on."""
-    known, ended = a_talk(1.0, *[100.0] * 9)
-    assert at(known, ended + 190.0).expected(10)
+    """A tool that takes half a minute from now on."""
+    known, ended = a_talk(1.0, *[25.0] * 9)
+    assert at(known, ended + 45.0).expected(11)
 
 
 def test_calls_that_nobody_can_tell_apart_teach_nothing() -> None:
