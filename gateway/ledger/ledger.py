@@ -19,13 +19,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from gateway.ledger.step import Reply, Slots, Standing, Step, Store, Unavailable, Want, Word
+from gateway.ledger.step import Entry, Reply, Standing, Step, Store, Unavailable, Want, Word
 
 log = logging.getLogger("slotgate.ledger")
 
-POLL_SECONDS = (
-    0.25  # between steps while somebody waits here; a fifth more or less, so that gateways take turns
-)
+# Between steps while somebody waits here; a fifth more or less, so that gateways take turns.
+POLL_SECONDS = 0.25
 LOOK_SECONDS = 0.01  # between steps after hints
 IDLE_SECONDS = 1.0  # between steps else
 CLAIM_SECONDS = 1.0  # a gateway that is silent for so long holds back no others
@@ -261,8 +260,8 @@ class Ledger:
             claim_ms=round(1000 * CLAIM_SECONDS),
             channel=self._channel,
             words=words,
-            freed=[Slots(places[url], number) for number, url in self._freed.items()],
-            held=[Slots(places[one.url], one.number) for one in held],
+            freed=[Entry(places[url], number) for number, url in self._freed.items()],
+            held=[Entry(places[one.url], one.number) for one in held],
             wanted=[
                 Want(places[want.url], want.number, round(1000 * want.came), want.slots) for want in wanted
             ],

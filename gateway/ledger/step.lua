@@ -6,7 +6,7 @@
 local step = cjson.decode(ARGV[1])
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local KEEP = 604800000
+local KEEP = 604800000 -- a week, so that a pool that is gone leaves nothing behind
 
 -- The gateways that live, and the word of this one.
 local mine, others, said = nil, {}, redis.call('HGETALL', KEYS[2])

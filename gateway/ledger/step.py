@@ -21,8 +21,8 @@ class Unavailable(Exception):
         self.late = late
 
 
-class Slots(NamedTuple):
-    """A slot of an engine, in use: the engine's place in the step, and this gateway's number for it."""
+class Entry(NamedTuple):
+    """A slot as it stands in the ledger: its engine's place in the step, this gateway's number for it."""
 
     engine: int
     number: str
@@ -65,12 +65,11 @@ class Step:
     claim_ms: int  # what others said of their waiting calls counts for so long
     channel: str  # where hints go
     words: Sequence[Word]
-    freed: Sequence[Slots] = ()
-    held: Sequence[Slots] = ()  # all of them, in a full step: also beyond what there is, as they are in use
+    freed: Sequence[Entry] = ()
+    held: Sequence[Entry] = ()  # all of them, in a full step: also beyond what there is, as they are in use
     wanted: Sequence[Want] = ()
-    drains: Sequence[
-        tuple[int, str | None]
-    ] = ()  # engines that an operator drained here, and why; None: resumed
+    # Engines that an operator drained here, and why; None: resumed.
+    drains: Sequence[tuple[int, str | None]] = ()
     known: Sequence[tuple[int, str]] = ()  # all drains that this gateway knows of, for a new epoch
     full: bool = False
     bye: bool = False  # the last one
