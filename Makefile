@@ -50,7 +50,7 @@ audit:
 	@$(PYTHON) tests/audit.py
 
 clean:
-	@rm -rf $(VENV) .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	@rm -rf $(VENV) .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis .schemathesis
 
 # The locks pin every package by hash; the project itself is then linked without looking anything up.
 $(VENV)/%: requirements-%.lock pyproject.toml
