@@ -244,12 +244,13 @@ class Connection(asyncio.Protocol):
     def reuse(self, exchange: Exchange) -> None:
         """Serve another exchange."""
         self._exchange = exchange
+        self._clean = False
         exchange._connection = self
         exchange.reused = True
 
     def submit(self, request: bytes) -> None:
-        """Write the request, unless the engine has answered or closed already."""
-        if self._exchange is not None and self.usable:
+        """Write the request, unless the engine has answered or closed already, or nobody wants it now."""
+        if self._exchange is not None and self._exchange._left is None and self.usable:
             self._clean = True
             self._framing_bytes = 0
             self._transport.write(request)

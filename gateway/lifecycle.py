@@ -26,6 +26,7 @@ import uvicorn
 from gateway import errors, systemd
 from gateway.app import Gateway
 from gateway.direct import Serve
+from gateway.outbox import Outbox
 from gateway.routes import ROUTES
 from gateway.server import LAST_REQUEST_SECONDS, EdgeProtocol, Ending
 from gateway.settings import ConfigError
@@ -48,7 +49,13 @@ class Listener(uvicorn.Server):
         self, app: Any, lifespan: Literal["on", "off"], direct: Mapping[bytes, Serve], connections_max: int
     ) -> None:
         self.ending = Ending()
-        edge = partial(EdgeProtocol, direct=direct, connections_max=connections_max, ending=self.ending)
+        edge = partial(
+            EdgeProtocol,
+            direct=direct,
+            connections_max=connections_max,
+            ending=self.ending,
+            outbox=Outbox(),
+        )
         super().__init__(
             uvicorn.Config(
                 app,
@@ -81,8 +88,8 @@ async def _reload(gateway: Gateway) -> None:
         await gateway.reload()
 
 
-def descriptors() -> int:
-    """How many this process may have: as many as the machine allows it, not what shells start with."""
+def raise_descriptors() -> int:
+    """Let this process have as many as the machine allows, not what shells start with; how many that is."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = DESCRIPTORS_MAX if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS_MAX)
     if 0 <= soft < most:  # -1: as many as it wants
@@ -110,7 +117,7 @@ async def serve(
     """Serve both ports until a signal comes and everything has ended. `started` is called once both
     ports answer. `handed`: the clients' socket outlives this process."""
     direct = {path.encode(): gateway.handler.serve for path in ROUTES}
-    most = descriptors()  # half is for clients: the rest, for engines and operators, must never be wanting
+    most = raise_descriptors()  # half for clients: the rest, for engines and operators, is never wanting
     servers = [
         Listener(gateway, "on", direct, min(CONNECTIONS_MAX, most // 2)),
         Listener(gateway.admin, "off", {}, min(CONNECTIONS_MAX, most // 8)),

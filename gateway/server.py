@@ -22,6 +22,7 @@ from uvicorn.server import ServerState
 from gateway import errors
 from gateway.direct import DirectArrival, Serve
 from gateway.edge import ABORT, BODY_SECONDS_MAX, GONE, HEADER_BYTES_MAX, HEADER_FIELDS_MAX, Send
+from gateway.outbox import Outbox
 from gateway.transport import LingeringTransport
 
 HEAD_UNFINISHED_BYTES_MAX = 4 * HEADER_BYTES_MAX  # as much comes in one read
@@ -45,7 +46,8 @@ class EdgeProtocol(HttpToolsProtocol):
     """One connection of a client.
 
     `direct`: who serves POST requests to these paths without ASGI. `connections_max`: of the server, beyond
-    which those are closed that have asked for nothing for longest. `ending`: of the server.
+    which those are closed that have asked for nothing for longest. `ending`, `outbox`: of the
+    server.
     """
 
     head_seconds_max = HEAD_SECONDS_MAX
@@ -71,14 +73,16 @@ class EdgeProtocol(HttpToolsProtocol):
         direct: Mapping[bytes, Serve] | None = None,
         connections_max: int | None = None,
         ending: Ending | None = None,
+        outbox: Outbox | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self._direct = direct or {}
         self._connections_max = connections_max
         self._ending = ending or Ending()
+        self._outbox = outbox or Outbox()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(LingeringTransport(transport, self.loop, self._unread))
+        super().connection_made(LingeringTransport(transport, self.loop, self._unread, self._outbox))
         self._idle()  # uvicorn bounds the silence between requests only
         if self._connections_max is not None and len(self.connections) > self._connections_max:
             self._make_room(self._connections_max)
@@ -323,6 +327,8 @@ class EdgeProtocol(HttpToolsProtocol):
         """Called by the loop. Left to itself it would first write what the client does not read."""
         if self.gone is not None:
             self.transport.abort()
+        else:
+            self.transport.flush()  # its answer is complete; the loop closes now
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)

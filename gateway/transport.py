@@ -1,10 +1,12 @@
-"""The transport below uvicorn, whose close loses nothing that was written."""
+"""The transport below uvicorn: what is written goes out with what others write, and no close loses it."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
 from typing import Any
+
+from gateway.outbox import Outbox
 
 LINGER_SECONDS = 5.0  # as nginx waits between two reads of such a client
 
@@ -13,21 +15,52 @@ class LingeringTransport(asyncio.Transport):
     """Closes so that the client gets what was written. `unread`: the client may still be sending, and a
     socket closed then resets the connection, which takes the answer from the client."""
 
-    __slots__ = ("_inner", "_lingers", "_loop", "_unread", "_watched", "linger_seconds", "write")
+    __slots__ = (
+        "_inner",
+        "_lingers",
+        "_loop",
+        "_outbox",
+        "_unread",
+        "_unwritten",
+        "_watched",
+        "linger_seconds",
+    )
 
     def __init__(
-        self, inner: asyncio.Transport, loop: asyncio.AbstractEventLoop, unread: Callable[[], bool]
+        self,
+        inner: asyncio.Transport,
+        loop: asyncio.AbstractEventLoop,
+        unread: Callable[[], bool],
+        outbox: Outbox,
     ) -> None:
         self._inner = inner
         self._loop = loop
         self._unread = unread
+        self._outbox = outbox
+        self._unwritten = b""
         self._lingers = False
         self._watched = False
         self.linger_seconds = LINGER_SECONDS
-        self.write = inner.write  # type: ignore[method-assign]
+
+    def write(self, data: bytes) -> None:  # type: ignore[override]
+        """Send this, within this turn of the loop; what comes behind it in the same turn sends both, or
+        nobody would see that the client takes nothing."""
+        if self._unwritten:
+            self._unwritten += data
+            self.flush()
+        else:
+            self._unwritten = data
+            self._outbox.post(self.flush)
+
+    def flush(self) -> None:
+        """Send at once what waits for the end of the turn."""
+        data, self._unwritten = self._unwritten, b""
+        if data and not self._inner.is_closing():
+            self._inner.write(data)
 
     def close(self) -> None:
         """Send what is pending, then close: at once, or when the client has, or after a while."""
+        self.flush()
         if self._lingers or not self._unread() or self._inner.is_closing():
             self._inner.close()
             self._look(self.linger_seconds, None)  # a closed transport waits for its client without end
@@ -54,6 +87,7 @@ class LingeringTransport(asyncio.Transport):
 
     def abort(self) -> None:
         """Close at once."""
+        self._unwritten = b""
         self._inner.abort()
 
     def is_closing(self) -> bool:
@@ -62,7 +96,7 @@ class LingeringTransport(asyncio.Transport):
 
     def get_write_buffer_size(self) -> int:
         """Bytes that are not sent yet."""
-        return self._inner.get_write_buffer_size()
+        return len(self._unwritten) + self._inner.get_write_buffer_size()
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         """Of the socket below."""

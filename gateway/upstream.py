@@ -6,11 +6,13 @@ import asyncio
 import re
 import ssl
 from collections.abc import Sequence
+from functools import partial
 from time import monotonic
 from urllib.parse import urlsplit
 
 from gateway.engines.base import Answer
 from gateway.exchange import AnswerTooLarge, Connection, ConnectionLost, Exchange, Head
+from gateway.outbox import Outbox
 
 __all__ = ["AnswerTooLarge", "ConnectFailed", "ConnectionLost", "Exchange", "Head", "Upstream"]
 
@@ -65,6 +67,7 @@ class Upstream:
         key = f"Authorization: Bearer {api_key}\r\n" if api_key else ""
         self._fields = f"Host: {parts.netloc}\r\nAccept-Encoding: identity\r\n{key}"
         self._starts: dict[tuple[str, str, bool], bytes] = {}
+        self._outbox = Outbox()
         self._open: set[Connection] = set()
         self._idle: dict[Connection, float] = {}  # idle since; the newest is last
         self._closed = False
@@ -90,7 +93,7 @@ class Upstream:
         request = self._request(method, path, headers, body)
         exchange = Exchange(bodiless=method == "HEAD")
         connection = self._take(exchange) or await self._connect(exchange)
-        connection.submit(request)
+        self._outbox.post(partial(connection.submit, request))
         return exchange
 
     async def ask(

@@ -11,6 +11,7 @@ from uvicorn.server import ServerState
 
 from gateway import edge, errors, server
 from gateway.intake import Intake
+from gateway.outbox import Outbox
 from gateway.transport import LingeringTransport
 
 
@@ -167,7 +168,7 @@ async def test_a_close_waits_for_a_client_that_still_sends() -> None:
             self.closed = True
 
     below = Below()
-    transport = LingeringTransport(below, asyncio.get_running_loop(), lambda: True)
+    transport = LingeringTransport(below, asyncio.get_running_loop(), lambda: True, Outbox())
     transport.write(b"HTTP/1.1 413 ")
     transport.close()
     assert below.writes == [b"HTTP/1.1 413 "]
@@ -181,7 +182,7 @@ async def test_a_closed_connection_that_takes_nothing_is_given_up() -> None:
     """A client that has stopped reading does not keep its socket for ever; one that reads slowly keeps it
     while it reads."""
     below = Recorder()
-    transport = LingeringTransport(below, asyncio.get_running_loop(), lambda: False)
+    transport = LingeringTransport(below, asyncio.get_running_loop(), lambda: False, Outbox())
     below.unsent = 2
     transport.close()
     transport._look(60.0, 3)
