@@ -80,10 +80,10 @@ class Capacity:
 class Experience:
     """What an engine's own figures have shown since its process began; a new process begins anew.
 
-    One that keeps its number of slots to itself shows it when they are all taken. One whose slots share one
-    memory (llama.cpp's unified KV, its default) tells the whole of it as the context of each, and shows the
-    truth when answers fail for want of it. One that refuses requests for want of memory, or throws them out
-    and computes them again (vLLM's preemption), is given one request less for a while.
+    An engine that keeps its number of slots to itself shows it when they are all taken. One whose slots share
+    one memory (llama.cpp's unified KV, its default) tells the whole of it as the context of each, and shows
+    the truth when answers fail for want of it. One that refuses requests for want of memory, or throws them
+    out and computes them again (vLLM's preemption), is given one request less for a while.
     """
 
     search: SlotSearch = field(default_factory=SlotSearch)

@@ -118,7 +118,7 @@ def _time(seconds: float) -> str:
     return f"{_time_of_second(whole)}.{int((seconds - whole) * 1000):03}+00:00"
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=64)  # what ended in the same second need not be written out anew
 def _time_of_second(whole: int) -> str:
     return datetime.fromtimestamp(whole, UTC).strftime("%Y-%m-%dT%H:%M:%S")
 

@@ -151,7 +151,7 @@ class Calibration:
     def _found(self, share: float) -> float:
         share = min(max(share, 0.0), 1.0)
         self._efficiency.learn(share)
-        if self._efficiency.value != self.model.cache_efficiency:
+        if self._efficiency.value != self.model.cache_efficiency:  # a new model voids all prices
             self.model = replace(self.model, cache_efficiency=self._efficiency.value)
         return share
 
