@@ -169,7 +169,7 @@ class Fleet:
                 if new is not None and member.is_same(new.settings):
                     before = member.settings
                     member.take(wanted.pop(member.name))
-                    self._watch.configured(member, before)
+                    self._watch.reconfigured(member, before)
                     continue
                 if not (member.configured or any(map(member.clashes, _settings(members)))):
                     continue

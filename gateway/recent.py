@@ -28,7 +28,7 @@ class Recent:
         self._accepted = accepted
         self._clock = clock
         self._answers: deque[tuple[str, float, float, int]] = deque(maxlen=WINDOW_ANSWERS_MAX)
-        self._of: defaultdict[str, Shares] = defaultdict(Shares)
+        self._shares: defaultdict[str, Shares] = defaultdict(Shares)
 
     def add(self, record: Record) -> None:
         """A request ended whose backend is known."""
@@ -40,11 +40,11 @@ class Recent:
             self._answers.append((record.backend, start, end, record.completion_tokens))
         if not record.counted:
             return
-        of = self._of[record.backend]
-        of.tokens_per_event.add(record.completion_tokens, record.events)
-        of.accepted.add(record.spec_accepted, record.spec_drafted)
-        of.hits_reported.add(record.cached_tokens, record.prompt_tokens)
-        of.hits_predicted.add(record.cached_tokens_predicted, record.prompt_tokens_estimated)
+        shares = self._shares[record.backend]
+        shares.tokens_per_event.add(record.completion_tokens, record.events)
+        shares.accepted.add(record.spec_accepted, record.spec_drafted)
+        shares.hits_reported.add(record.cached_tokens, record.prompt_tokens)
+        shares.hits_predicted.add(record.cached_tokens_predicted, record.prompt_tokens_estimated)
 
     def collect(self) -> Iterator[Metric]:
         """Rates and ratios of now."""
@@ -52,23 +52,24 @@ class Recent:
         for name, rate in self.rates().items():
             rates.add_metric((name,), rate)
         carried, accepted, hits = TOKENS_PER_EVENT.gauge(), SPEC_ACCEPT.gauge(), PREFIX_HITS.gauge()
-        for backend, of in self._of.items():
+        for backend, shares in self._shares.items():
             for gauge, labels, ratio in (
-                (carried, (backend,), of.tokens_per_event),
-                (accepted, (backend,), of.accepted),
-                (hits, (backend, "reported"), of.hits_reported),
-                (hits, (backend, "predicted"), of.hits_predicted),
+                (carried, (backend,), shares.tokens_per_event),
+                (accepted, (backend,), shares.accepted),
+                (hits, (backend, "reported"), shares.hits_reported),
+                (hits, (backend, "predicted"), shares.hits_predicted),
             ):
                 if ratio.value is not None:
                     gauge.add_metric(labels, ratio.value)
         for backend, share in self._accepted().items():
-            if backend not in self._of or self._of[backend].accepted.value is None:  # answers do not tell
+            of_answers = self._shares.get(backend)
+            if of_answers is None or of_answers.accepted.value is None:  # they do not tell
                 accepted.add_metric((backend,), share)
         yield from (rates, carried, accepted, hits)
 
     def tokens_so_far(self, record: Record) -> int:
         """Of a stream that still runs: its events times the tokens per event of those before it."""
-        return round(record.events * (self._of[record.backend].tokens_per_event.value or 1.0))
+        return round(record.events * (self._shares[record.backend].tokens_per_event.value or 1.0))
 
     def rates(self) -> dict[str, float]:
         """Tokens per second by backend; the tokens of an answer are taken as evenly spread."""
@@ -86,7 +87,7 @@ class Recent:
 
     def prefix_hit_ratio(self, backend: str) -> float | None:
         """As the engine reported it; None until it did."""
-        return self._of[backend].hits_reported.value
+        return self._shares[backend].hits_reported.value
 
 
 class Ratio:

@@ -116,15 +116,15 @@ class Request:
             return start + by[bisect_right(since, start) - 1], end + by[bisect_right(since, end) - 1]
 
         parts: list[Part] = []
-        for old in self.parts:
-            start, end, size, cuts = old
+        for part in self.parts:
+            start, end, size, cuts = part
             more = by[bisect_right(since, start) - 1]
             if start in texts and end > start:
                 length = len(texts[start])
-                old = Part(start + more, start + more + length, size + length - (end - start))
+                part = Part(start + more, start + more + length, size + length - (end - start))
             elif more:
-                old = Part(start + more, end + more, size, tuple(map(moved, cuts)) if cuts else ())
-            parts.append(old)
+                part = Part(start + more, end + more, size, tuple(map(moved, cuts)) if cuts else ())
+            parts.append(part)
         return replace(
             self,
             body=_replaced(self.body, edits),

@@ -173,7 +173,7 @@ class Watch:
         if self._admission.backends[member.name].state not in HELD:
             self.enter(member, state, why)
 
-    def configured(self, member: Member, before: BackendSettings) -> None:
+    def reconfigured(self, member: Member, before: BackendSettings) -> None:
         """The operator said something else of it than before: that counts at once, the rest as reported."""
         settings, report, now = member.settings, member.report, self._clock()
         if _sizes(settings) != _sizes(before):

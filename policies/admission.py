@@ -111,8 +111,8 @@ class Admission:
     def not_started(
         self, call: Call, now: float, pause_seconds: float = 0.0, since: float | None = None
     ) -> list[Decision]:
-        """The engine provably did not begin: the call returns to its place in the queue (with its prompt
-        counted, if it did that; waiting `since` then, if it was not asked), the backend has a pause."""
+        """The engine provably did not begin: the call returns to its place in the queue, its prompt counted
+        if the engine did that; the backend has a pause. `since`: it was not asked, and waits since then."""
         lease = self._leases.get(call.id)
         if lease is None:
             return []
@@ -234,7 +234,7 @@ class Admission:
         return self._dispatch(now)
 
     def observe(self, name: str, foreign: int, now: float, withheld: int = 0) -> list[Decision]:
-        """The engine also works on so many requests that are not ours, and free slots are for others."""
+        """The engine also works on so many requests that are not ours; so many free slots are for others."""
         self.backends[name].foreign, self.backends[name].withheld = foreign, withheld
         self.backends[name].turn(now)
         return self._dispatch(now)

@@ -198,12 +198,12 @@ class Heads:
         kinds = list(spans(text)) if known is None else respanned(known.raw, known.raw_spans, text)
         found = kinds if self._own is None else _with(kinds, self._own, text)
         begins = session is None and len(said) < 2
-        own: Hashable = None
+        unnamed: Hashable = None
         if begins or (session is None and head is None):
             # Conversations without a name may begin with the same words: their identifiers hold them apart.
             names = [text[s:e] for kind, s, e in found if kind is UUID or kind is RANDOM_ID]
-            own = (agent, *said[:1], *names)
-            head = self._heads.get(own)
+            unnamed = (agent, *said[:1], *names)
+            head = self._heads.get(unnamed)
             if head is None and not begins:
                 head = self._heads.get((agent, *said[:1]))
         held = _held(head, text, kinds, found) if head is not None else None
@@ -212,7 +212,7 @@ class Heads:
             self._keep((agent,), held)
         self._keep(key, held)
         if begins:
-            self._keep(own, held)
+            self._keep(unnamed, held)
         return held.sent, held.kinds
 
     def _keep(self, key: Hashable, head: Head) -> None:

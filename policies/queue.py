@@ -63,9 +63,9 @@ class Queue:
         flow = self._flows.get(_flow_of(call)) or self._flows.setdefault(_flow_of(call), Flow())
         insort(flow.calls, (call.arrived, call.id))
         self.fairness.waits(call)
-        if group_of(call) not in self._paces:
-            self._paces[group_of(call)] = ReleaseRate()
-            self._paces[group_of(call)].waits(now)
+        if (group := group_of(call)) not in self._paces:
+            self._paces[group] = ReleaseRate()
+            self._paces[group].waits(now)
         self._enter(waiting)
         self.bytes += call.body_bytes
 
