@@ -24,7 +24,9 @@ log = logging.getLogger("slotgate.reload")
 Read = Callable[[], Settings]
 
 # What is made once, at the start.
-STANDING = ("server.host", "server.port", "server.admin_host", "server.admin_port", "accounting", "redis")
+ADDRESSES = ("host", "port", "admin_host", "admin_port")  # of `server`
+PARTS = ("accounting", "redis")
+STANDING = (*(f"server.{name}" for name in ADDRESSES), *PARTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +99,9 @@ class Reload:
         """The settings as they can be followed. They may contradict what stands: a port that listens to
         everybody needs its token."""
         before = self._gateway.settings
-        names = ("host", "port", "admin_host", "admin_port")
-        server = settings.server.model_copy(update={name: getattr(before.server, name) for name in names})
-        standing = {"server": server, "accounting": before.accounting, "redis": before.redis}
-        return settings.model_copy(update=standing)
+        server = settings.server.model_copy(update={name: getattr(before.server, name) for name in ADDRESSES})
+        standing = {name: getattr(before, name) for name in PARTS}
+        return settings.model_copy(update={"server": server, **standing})
 
 
 def _differing(before: Settings, after: Settings) -> Iterator[str]:

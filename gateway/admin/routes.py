@@ -89,7 +89,7 @@ def admin_app(gateway: Gateway, guard: AdminGuard, intake: Intake) -> FastAPI:
             member = await asyncio.to_thread(Member.of, body)
         except OSError as error:
             raise errors.InvalidRequest(
-                f"tls_ca_file cannot be used: {error.strerror}.", "tls_ca_file"
+                f"tls_ca_file cannot be used: {error.strerror or error}.", "tls_ca_file"
             ) from None
         for other in fleet.members.values():
             if other.clashes(body):
