@@ -101,6 +101,7 @@ async def stage(seed: int) -> AsyncIterator[Stage]:
             gateway(
                 {"backends": backends, "queue": QUEUE},
                 program=("tests.processes.watched", "serve"),
+                clean=False,  # what it complains about is shown with the figures
                 environment={"WATCHED": str(folder / "watched")},
             )
         )
@@ -195,10 +196,12 @@ async def main(minutes: float, seed: int) -> int:
         suffered = sum((each.suffered for each in one.proxies), Counter())
         over = [(await each.state())["over_slots"] for each in one.engines]
         stalls = [line["stall"] for line in seen(one.watched, "stall")]
+        told = one.front.process.errors.splitlines()
     figures |= {"seed": seed, "minutes": minutes, "requests": dict(outcomes), "suffered": dict(suffered)}
-    figures |= {"over_slots": over, "stalls_seconds": sorted(stalls)[-5:]}
+    defects = [line[:2000] for line in told if "Traceback" in line]
+    figures |= {"over_slots": over, "stalls_seconds": sorted(stalls)[-5:], "defects": defects[:3]}
     print(json.dumps(figures, indent=1))  # noqa: T201
-    return 1 if figures["faults"] or any(over) else 0
+    return 1 if figures["faults"] or defects or any(over) else 0
 
 
 if __name__ == "__main__":

@@ -362,7 +362,8 @@ async def test_an_idle_connection_that_broke_is_not_taken() -> None:
 
 
 async def test_reading_stops_at_the_bound_and_goes_on_once_all_is_read() -> None:
-    """In portions, so that others have their turn. Also a complete response that nobody has read leaves the connection able to read."""
+    """In portions, so that others have their turn. Also a complete response that nobody has read leaves the
+    connection able to read."""
     wire = Wire()
     piece = bytes(1 << 16)
     wire.arrive([b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % (2 * UNREAD_BYTES_MAX)])
