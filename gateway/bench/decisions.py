@@ -128,6 +128,8 @@ def measure(waiting: int, steps: int = STEPS) -> dict[str, list[float]]:
 
 def main() -> None:
     """Print the table."""
+    gc.collect()
+    gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
     print(
         f"{BACKENDS} backends of {SLOTS} slots, {STEPS} steps, Python {sys.version.split()[0]}; milliseconds"
