@@ -85,7 +85,7 @@ class Upstream:
     async def send(
         self, method: str, path: str, headers: Sequence[tuple[bytes, bytes]], body: bytes
     ) -> Exchange:
-        """Send a request and return without waiting for the answer.
+        """Send a request, within this turn of the loop, and return without waiting for the answer.
 
         `headers` describe the content; framing, host and credentials are ours. Raises ConnectFailed, and
         ValueError for what would break the framing. What goes wrong later the exchange tells.

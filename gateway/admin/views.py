@@ -20,7 +20,7 @@ from policies.types import Backend, Limits, Reason, Source, State
 from policies.waiting import Waiting
 
 
-class Fault(BaseModel, extra="allow"):
+class ErrorObject(BaseModel, extra="allow"):
     """What went wrong, in the words that clients of the other port get."""
 
     message: str
@@ -32,7 +32,7 @@ class Fault(BaseModel, extra="allow"):
 class ErrorView(BaseModel):
     """The answer to a request that failed."""
 
-    error: Fault
+    error: ErrorObject
 
 
 class Slots(BaseModel):
