@@ -16,9 +16,10 @@ from gateway.ledger.ledger import Ledger, Mode
 from tests.debian import needs
 from tests.faults.toxics import Proxy, Toxics, forward, proxy, spoil
 from tests.ledger.account import ENGINE, LEASES, account, take, taken
-from tests.ledger.guard import guarded
+from tests.ledger.guard import RIGHTS, USER, guarded
 from tests.ledger.server import Server, redis_server
 from tests.processes.process import until
+from tests.readme import README
 
 pytestmark = needs("redis-server")
 
@@ -245,6 +246,11 @@ async def test_few_rights_suffice(tmp_path: Path) -> None:
             assert "invalid username-password" in stranger.fault
             assert "wrong" not in stranger.fault
         assert server.process.exit_code is None
+
+
+def test_the_readme_gives_these_rights() -> None:
+    """In one line that can be copied."""
+    assert f"user {USER} on >PASSWORD {RIGHTS}\n" in README.read_text()
 
 
 async def test_all_keys_are_in_one_slot_of_a_cluster() -> None:
