@@ -105,6 +105,27 @@ def test_what_else_has_changed_is_sent_as_it_is() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("was", "now"),
+    [
+        ("\u00e9tude", "\u00e9cole"),
+        ("pr\u00fcfen", "pr\u00fcgeln"),
+        ("\u4f60\u4e2d", "\u4f60\u4e3d"),
+        ("\u00e9", "\u00e8"),
+    ],
+)
+def test_an_escaped_letter_is_no_identifier(was: str, now: str) -> None:
+    """Many clients write all letters but the plain ones as escapes, which end in digits."""
+    heads = Heads()
+    first, second = (
+        raw(f"Tu fais {word}, 7 fois. Il est \u5929{n}:30.") for n, word in enumerate((was, now))
+    )
+    assert heads.still("a", "s1", [1], first) == (first, frozenset())
+    assert heads.still("a", "s1", [1], second) == (second, frozenset())
+    third = second.replace(b"1:30", b"2:30").replace(b"7", b"8")
+    assert heads.still("a", "s1", [1], third) == (second, {Kind.TIME, Kind.COUNTER})
+
+
 def test_conversations_hold_their_own_values() -> None:
     """An identifier of another one would be wrong, not only old."""
     heads = Heads()
@@ -235,6 +256,8 @@ FRAGMENTS = [
         b"May",
         b" ",
         b"\\n",
+        b"\\u00e9",
+        b"\\u4e2d",
     ),
     *(b"abc123def", b"x" * 300 + b"1", UUIDS[0].encode(), b"42", b"/", b":", b"-", b"1764525600", b".5"),
     *(b"A" * 1500, b"11\\/30\\/2026", b"7", b"a", b"nothing but words here. " * 12),
