@@ -77,10 +77,10 @@ def _place(text: str) -> str:
 
 def _pattern(text: str) -> str:
     try:
-        found = volatile((text,))
-    except re.error as error:
+        found, empty = volatile((text,)), re.search(text, "")
+    except (re.error, OverflowError, RecursionError) as error:
         raise ValueError(f"is no regular expression: {error}") from None
-    if found.groups != volatile().groups + 1 or re.search(text, ""):
+    if found.groups != volatile().groups + 1 or empty:
         raise ValueError("must match at least one character, and have no group but (?:...)")
     return text
 
