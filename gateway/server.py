@@ -32,6 +32,7 @@ WAITING_BYTES_MAX = 1_048_576  # of their bodies
 UNREAD_SECONDS_MAX = 60.0  # in which a client takes nothing of its answer: it holds a slot
 SHUTDOWN_LINGER_SECONDS = 0.5
 LAST_REQUEST_SECONDS = 0.25  # for one that is on its way when the server stops: a close would reset it
+FIRST_REQUEST_SECONDS = 2.0  # for who has just connected, and surely means to ask
 CLOSED_SHARE = 16  # of the connections, when there are too many: to look at all of them takes a while
 
 
@@ -46,8 +47,7 @@ class EdgeProtocol(HttpToolsProtocol):
     """One connection of a client.
 
     `direct`: who serves POST requests to these paths without ASGI. `connections_max`: of the server, beyond
-    which those are closed that have asked for nothing for longest. `ending`, `outbox`: of the
-    server.
+    which those are closed that have asked for nothing for longest. `ending`, `outbox`: of the server.
     """
 
     head_seconds_max = HEAD_SECONDS_MAX
@@ -317,7 +317,8 @@ class EdgeProtocol(HttpToolsProtocol):
         if self.quiet_since is None:
             super().shutdown()
         else:
-            self.loop.call_later(LAST_REQUEST_SECONDS, self._close_if_quiet)
+            seconds = FIRST_REQUEST_SECONDS if self.cycle is None else LAST_REQUEST_SECONDS
+            self.loop.call_later(seconds, self._close_if_quiet)
 
     def _close_if_quiet(self) -> None:
         if self.quiet_since is not None:
