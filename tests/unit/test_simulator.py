@@ -65,8 +65,10 @@ def test_a_run_repeats_to_the_last_bit(policy: str) -> None:
 @pytest.mark.parametrize("policy", LATE_BINDING)
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_who_keeps_the_queue_never_exceeds_the_slots(policy: str, name: str) -> None:
-    """No engine ever has to queue."""
-    assert simulate(fleet(list(PROFILES)), scenario(name, 12), policy).oversubscribed == 0
+    """No engine ever has to queue; but one that does not tell its slots gets one request too many while they
+    are searched for, until two looks have seen it."""
+    searched = 5 * len(PROFILES) if name == "unknown-slots" else 0
+    assert simulate(fleet(list(PROFILES)), scenario(name, 12), policy).oversubscribed <= searched
 
 
 def test_who_binds_at_arrival_makes_engines_queue() -> None:
