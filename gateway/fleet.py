@@ -52,7 +52,7 @@ class Fleet:
     def join(self, member: Member) -> None:
         """This one joins as soon as nobody has its name or engine any more."""
         settings = member.settings
-        if any(other.clashes(settings) for other in self.members.values()):
+        if self.rival(settings) is not None:
             self._waiting.append(member)
             return
         self.members[settings.name] = member
@@ -76,6 +76,11 @@ class Fleet:
             self.drain(member.name, member.hold)
         if self._started:
             self._start(member)
+
+    def rival(self, settings: BackendSettings) -> Member | None:
+        """Who has the name or engine of these settings, or waits for it; None: nobody."""
+        known = (*self.members.values(), *self._waiting)
+        return next((one for one in known if one.clashes(settings)), None)
 
     def start(self) -> None:
         """Begin to probe every member."""

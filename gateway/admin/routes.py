@@ -91,10 +91,9 @@ def admin_app(gateway: Gateway, guard: AdminGuard, intake: Intake) -> FastAPI:
             raise errors.InvalidRequest(
                 f"tls_ca_file cannot be used: {error.strerror or error}.", "tls_ca_file"
             ) from None
-        for other in fleet.members.values():
-            if other.clashes(body):
-                leaves = ", which is being removed" if other.removal is not None else ""
-                raise errors.InvalidRequest(f"It has the name or the engine of {other.name}{leaves}.")
+        if (other := fleet.rival(body)) is not None:
+            leaves = ", which is being removed" if other.removal is not None else ""
+            raise errors.InvalidRequest(f"It has the name or the engine of {other.name}{leaves}.")
         alone = gateway.settings.model_copy(update={"backends": (body,)})
         for path, reason in contradictions(alone):
             raise errors.InvalidRequest(f"{dotted(path)} {reason}.")

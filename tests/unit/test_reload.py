@@ -295,3 +295,18 @@ async def test_back_before_it_has_gone(stage: Stage) -> None:
     await slot.__aexit__(None, None, None)
     await asyncio.sleep(LATER)
     assert stage.backend.state is State.READY and stage.fleet.members["b"] is other
+
+
+@over(PLAIN)
+async def test_nobody_takes_the_name_of_one_that_waits(stage: Stage) -> None:
+    """What is configured waits for its engine; who is added meanwhile under its name waits behind it."""
+    slot = stage.dispatcher.slot(a_call())
+    await slot.__aenter__()
+    renamed = prepared(name="renamed", url="http://127.0.0.1:1")
+    stage.fleet.follow([renamed])
+    added = prepared(name="renamed", url="http://127.0.0.1:7")
+    assert stage.fleet.rival(added.settings) is renamed
+    stage.fleet.join(added)
+    await slot.__aexit__(None, None, None)
+    await asyncio.sleep(LATER)
+    assert stage.fleet.members == {"renamed": renamed}
