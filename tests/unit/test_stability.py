@@ -393,7 +393,8 @@ def test_messages_of_anthropic_are_compared_too() -> None:
     """The system prompt is the body's own member; a mark for the cache is nothing that a model reads."""
     watch = Watch()
     said = ["What is the weather in Rome, and what was it yesterday? " * 3, "Sunny.", "And in Oslo?"]
-    assert watch.look(anthropic("You help. It is 9:01. " * 9, *said[:1]), path=MESSAGES) == Verdict(0, new=True)
+    begun = anthropic("You help. It is 9:01. " * 9, *said[:1])
+    assert watch.look(begun, path=MESSAGES) == Verdict(0, new=True)
     marked = anthropic("You help. It is 9:01. " * 9, *said)
     marked["messages"][2]["content"][0]["cache_control"] = {"type": "ephemeral"}
     assert watch.look(marked, path=MESSAGES).difference is None
