@@ -52,7 +52,7 @@ async def test_the_least_busy_one_is_asked_first(stage: Stage) -> None:
     admission = stage.dispatcher.admission
     admission.submit(a_call("one"), 0.0)
     for name in "bc":
-        stage.fleet.add(BackendSettings(name=name, url="http://127.0.0.1:1", engine="llamacpp"))
+        stage.fleet.add(BackendSettings(name=name, url=f"http://{name}:1", engine="llamacpp"))
     admission.set_state("b", State.READY, 0.0)
     members: Any = stage.fleet.members
     for name, member in members.items():

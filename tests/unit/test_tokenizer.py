@@ -48,7 +48,7 @@ def ways(stage: Stage, *found: Way) -> Tokenizers:
     admission = stage.dispatcher.admission
     for name, way in zip("abcd", found, strict=False):
         if name != "a":
-            stage.fleet.add(BackendSettings(name=name, url="http://127.0.0.1:1", engine="llamacpp"))
+            stage.fleet.add(BackendSettings(name=name, url=f"http://{name}:1", engine="llamacpp"))
             admission.set_state(name, State.READY, 0.0)
         member: Any = stage.fleet.members[name]
         member.upstream = way
