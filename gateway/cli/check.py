@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from gateway.cli.survey import Seen
     from gateway.settings import BackendSettings, Settings
 
+REDIS_SECONDS = 5.0
 MENDS = {"down": "start it, or correct the url", "unknown": "correct the url, the engine or its api_key"}
 
 
@@ -29,7 +30,7 @@ def check(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Validate a configuration and ask each of its backends how it is.
+    """Validate a configuration, and ask each of its backends, and Redis, how it is.
 
     Exit code 1 if anything is wrong; every fault is a line with file, key and reason.
 
@@ -38,7 +39,7 @@ def check(
       slotgate check
       slotgate check --config /etc/slotgate.toml --json
     """
-    from gateway.settings import DEFAULT_FILE, ConfigError, Fault, load
+    from gateway.settings import DEFAULT_FILE, ConfigError, Fault, file_of, load
 
     file = config or os.environ.get("SLOTGATE_CONFIG") or DEFAULT_FILE
     source = "SLOTGATE_BACKENDS" if "SLOTGATE_BACKENDS" in os.environ else file
@@ -48,10 +49,15 @@ def check(
     except ConfigError as error:
         faults = list(error.faults)
     else:
-        seen = asyncio.run(_look(settings))
+        seen, unshared = asyncio.run(_look(settings))
         rows = [_row(*pair) for pair in zip(settings.backends, seen, strict=True)]
         faults = [Fault(source, key, reason) for key, reason in _faults(settings, seen)]
         faults += [Fault(file, key, reason) for key, reason in _aliases(settings, seen)]
+        if not rows and file_of(config, os.environ) is None:
+            faults = [Fault(file, "", "there is no such file; write it, or name another with --config")]
+        if unshared:
+            place = "SLOTGATE_REDIS__URL" if "SLOTGATE_REDIS__URL" in os.environ else file
+            faults.append(Fault(place, "redis.url", unshared))
     if as_json:
         print(json.dumps({"valid": not faults, "faults": [asdict(f) for f in faults], "backends": rows}))
     elif rows:
@@ -60,12 +66,32 @@ def check(
         raise CommandFailed("\n".join(map(str, faults)))
 
 
-async def _look(settings: Settings) -> list[Seen]:
+async def _look(settings: Settings) -> tuple[list[Seen], str]:
+    """What each backend is, and what is wrong with Redis, if it is configured."""
     from gateway.cli.survey import look
 
-    return await asyncio.gather(
-        *(look(b.url, b.api_key.get_secret_value(), b.engine, _tls(b)) for b in settings.backends)
-    )
+    looks = (look(b.url, b.api_key.get_secret_value(), b.engine, _tls(b)) for b in settings.backends)
+    seen, unshared = await asyncio.gather(asyncio.gather(*looks), _unshared(settings))
+    return seen, unshared
+
+
+async def _unshared(settings: Settings) -> str:
+    if not (url := settings.redis.url.get_secret_value()):
+        return ""
+    from gateway.ledger.redis import RedisStore
+    from gateway.ledger.step import Unavailable
+
+    try:
+        store = RedisStore(url, settings.redis.pool)
+    except ValueError as error:
+        return f"cannot be used: {error}"
+    try:
+        await store.ping(REDIS_SECONDS)
+    except Unavailable as unavailable:
+        return f"Redis cannot be asked: {unavailable}"
+    finally:
+        await store.close()
+    return ""
 
 
 def _tls(backend: BackendSettings) -> ssl.SSLContext | None:

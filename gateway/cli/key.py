@@ -31,10 +31,11 @@ def new(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Who it is for; in accounts and logs.")],
     as_json: AsJson = False,
 ) -> None:
-    """Make a key, and the table for the configuration, which holds its hash alone.
+    """Make a key.
 
-    Nothing is stored: what is printed is the only copy of the key. After the table is in the file, reload
-    the gateway (SIGHUP, or POST /admin/reload).
+    With it comes the table for the configuration, which holds its hash alone. Nothing is stored: what is
+    printed is the only copy of the key. After the table is in the file, reload the gateway (SIGHUP, or POST
+    /admin/reload).
 
     \b
     Examples:

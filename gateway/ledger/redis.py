@@ -38,7 +38,13 @@ class RedisStore:
         self._script = script
         self._sha = hashlib.sha1(script.encode(), usedforsecurity=False).hexdigest()
         self._url = url
+        # A Unix socket has none; to the library it is an option that it does not know.
+        self._tcp = {} if url.startswith("unix:") else {"socket_keepalive": True}
         self._client = self._connecting()
+        try:
+            self._client.connection_pool.make_connection()  # type: ignore[no-untyped-call]  # not connected yet
+        except TypeError as error:
+            raise ValueError(f"it has an unknown option: {error}") from None
 
     @property
     def channel(self) -> str:
@@ -97,6 +103,16 @@ class RedisStore:
                 await channel.aclose()  # type: ignore[no-untyped-call]
                 await _closed(client)
 
+    async def ping(self, seconds: float) -> None:
+        """Whether it answers at all. Raises Unavailable."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._client.execute_command("PING")  # type: ignore[no-untyped-call]
+        except TimeoutError:
+            raise Unavailable(f"no answer within {seconds:g} s", late=True) from None
+        except (RedisError, OSError) as fault:
+            raise Unavailable(_words(fault)) from fault
+
     async def close(self) -> None:
         """Close all connections."""
         await _closed(self._client)
@@ -106,9 +122,9 @@ class RedisStore:
             self._url,
             socket_timeout=None,  # limits are kept here
             socket_connect_timeout=None,
-            socket_keepalive=True,
             retry=Retry(NoBackoff(), 0),
             driver_info=None,  # it would need the right to CLIENT SETINFO
+            **self._tcp,
         )
         client.connection_pool.connection_kwargs.update(where)
         return client

@@ -48,6 +48,15 @@ def defects(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.name.startswith("slotgate")]
 
 
+async def test_a_unix_socket_will_do(tmp_path: Path) -> None:
+    """`redis.url` may name one."""
+    socket = tmp_path / "redis.sock"
+    url = f"unix://{socket}"
+    async with redis_server("--unixsocket", str(socket), url=url) as server, account(url) as ledger:
+        await taken(ledger, "a")
+        assert await leases(server) == 1
+
+
 # -- what a slot costs ----------------------------------------------------------------------------------
 
 

@@ -134,11 +134,43 @@ def test_check_tells_each_fault_with_file_and_key(capsys: pytest.CaptureFixture[
     }
 
 
-def test_check_wants_a_backend(capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_wants_a_backend(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """An empty configuration is valid and of no use: that is said."""
+    (tmp_path / "slotgate.toml").write_text("")
     code, _, err = run(capsys, "check")
     assert (code, err.count("\n")) == (1, 1)
     assert "add a [[backends]] table" in err
+
+
+def test_check_says_that_a_file_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing is said of what would be in it."""
+    assert run(capsys, "check") == (
+        1,
+        "",
+        "slotgate: slotgate.toml: there is no such file; write it, or name another with --config\n",
+    )
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("redis://127.0.0.1:9", "Redis cannot be asked: Error 111 connecting to 127.0.0.1:9"),
+        ("unix:///nowhere/redis.sock", "Redis cannot be asked: "),
+        ("redis://127.0.0.1:nine", "cannot be used: "),
+        ("redis://127.0.0.1:9?colour=1", "cannot be used: it has an unknown option: "),
+    ],
+)
+def test_check_asks_redis(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str, words: str
+) -> None:
+    """Beside the engines; one line if it cannot be asked."""
+    (tmp_path / "slotgate.toml").write_text('[[backends]]\nurl = "http://127.0.0.1:9"\n')
+    monkeypatch.setenv("SLOTGATE_REDIS__URL", url)
+    code, _, err = run(capsys, "check")
+    assert code == 1
+    engine, redis = err.splitlines()
+    assert engine.startswith("slotgate: slotgate.toml: backends[0].url: ")
+    assert redis.startswith(f"slotgate: SLOTGATE_REDIS__URL: redis.url: {words}")
 
 
 def test_check_finds_a_certificate_file_that_is_not_there(
