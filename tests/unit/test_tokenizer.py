@@ -51,7 +51,7 @@ def ways(stage: Stage, *found: Way) -> Tokenizers:
             stage.fleet.add(BackendSettings(name=name, url=f"http://{name}:1", engine="llamacpp"))
             admission.set_state(name, State.READY, 0.0)
         member: Any = stage.fleet.members[name]
-        member.upstream = way
+        member.upstream, member.away = way, False  # it is not warmed up: that asks too
     return Tokenizers(stage.fleet, admission)
 
 
