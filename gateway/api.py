@@ -11,6 +11,7 @@ from fastapi.responses import Response
 
 from gateway import errors
 from gateway.metrics import Metrics
+from gateway.settings import worded
 
 
 async def exposition(metrics: Metrics) -> Response:
@@ -62,4 +63,5 @@ def _fault(error: RequestValidationError) -> errors.ClientError:
     name = ".".join(map(str, first["loc"][1:]))  # the first part says only that it is in the body
     if not name:
         return errors.InvalidRequest("The body must be a JSON object, sent as application/json.")
-    return errors.InvalidRequest(f"{name}: {first['msg']}.", name)
+    reason = "is no option" if first["type"] == "extra_forbidden" else worded(first)
+    return errors.InvalidRequest(f"{name} {reason}.", name)

@@ -21,6 +21,7 @@ from gateway.values import (
     Count,
     CountFromZero,
     Day,
+    File,
     Host,
     LeaseSeconds,
     Name,
@@ -202,7 +203,7 @@ class PrefixSettings(Section):
 class AccountingSettings(Section):
     """The journal of requests: figures and names, never prompt text."""
 
-    journal: Annotated[str, Field(pattern=r"^[^\x00]*$")] = Field(
+    journal: File = Field(
         default="slotgate.db", description='its file, one row per request; "": none is kept'
     )
     journal_days: Annotated[int, Field(strict=True, ge=1, le=36_500)] = Field(

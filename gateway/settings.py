@@ -21,7 +21,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from gateway.options import PREFIX, BackendSettings, KeySettings, Option, Settings, options
-from gateway.values import Table
+from gateway.values import IN_WORDS, Table
 
 __all__ = [
     "BackendSettings",
@@ -36,6 +36,7 @@ __all__ = [
     "is_loopback",
     "load",
     "options",
+    "worded",
 ]
 
 DEFAULT_FILE = "slotgate.toml"
@@ -113,9 +114,9 @@ class _Loader:
         try:
             settings = Settings.model_validate(raw)
         except ValidationError as error:
-            for detail in error.errors(include_url=False, include_context=False, include_input=False):
+            for detail in error.errors(include_url=False, include_input=False):
                 if detail["type"] != "default_factory_not_called":  # says only that there are others
-                    self._fault(detail["loc"], _reason(detail))
+                    self._fault(detail["loc"], worded(detail))
         else:
             for path, reason in contradictions(settings):
                 self._fault(path, reason)
@@ -261,7 +262,7 @@ def _repeats(values: Iterable[Hashable]) -> Iterator[tuple[int, int]]:
             yield i, first[value]
 
 
-def _reason(detail: ErrorDetails) -> str:
+def worded(detail: ErrorDetails) -> str:
     """A fault in the words of this project; pydantic speaks of inputs and tuples."""
     match detail["type"]:
         case "missing":
@@ -277,8 +278,10 @@ def _reason(detail: ErrorDetails) -> str:
             return "must be a list"
         case "too_short":
             return "must not be empty"
+        case "string_pattern_mismatch":
+            return IN_WORDS[detail["ctx"]["pattern"]]
     message = detail["msg"].removeprefix("Value error, ")
-    return message.replace("Input should", "must").replace("String should match pattern", "must match")
+    return message.replace("Input should", "must")
 
 
 def _unknown(name: str, known: Iterable[str]) -> str:

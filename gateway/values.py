@@ -85,6 +85,17 @@ def _pattern(text: str) -> str:
     return text
 
 
+# What texts must look like, and the same in words.
+HOST, NAME, ALIAS = r"^[0-9A-Za-z.:_-]+$", r"^[A-Za-z0-9._-]{1,64}$", r"^[^\x00-\x1f\x7f]{1,200}$"
+PATH, SHA256 = r"^[^\x00]*$", r"^[0-9A-Fa-f]{64}$"
+IN_WORDS = {
+    HOST: "must be the name or the address of a host",
+    NAME: "must be 1 to 64 letters, digits, dots, dashes and underscores",
+    ALIAS: "must be 1 to 200 characters, none of them a control character",
+    PATH: "must be a path, without NUL",
+    SHA256: "must be 64 hexadecimal digits, as `slotgate key new` prints them",
+}
+
 Url = Annotated[str, AfterValidator(_url)]
 Day = Annotated[date, BeforeValidator(_calendar_date)]
 Port = Annotated[int, Field(strict=True, ge=0, le=65535)]  # 0: any free one, for tests
@@ -92,13 +103,14 @@ Count = Annotated[int, Field(strict=True, ge=1, le=2**53)]
 CountFromZero = Annotated[int, Field(strict=True, ge=0, le=2**53)]
 Seconds = Annotated[float, Field(strict=True, gt=0, le=366 * 86_400)]  # timers take no more; nan falls out
 SecondsFromZero = Annotated[float, Field(strict=True, ge=0, le=366 * 86_400)]
-Host = Annotated[str, Field(pattern=r"^[0-9A-Za-z.:_-]+$")]
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
-Alias = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]{1,200}$")]
+Host = Annotated[str, Field(pattern=HOST)]
+Name = Annotated[str, Field(pattern=NAME)]
+Alias = Annotated[str, Field(pattern=ALIAS)]
 Secret = Annotated[SecretStr, AfterValidator(_header_safe)]
 RedisUrl = Annotated[SecretStr, AfterValidator(_redis_url)]
 LeaseSeconds = Annotated[float, Field(strict=True, ge=1, le=3600)]
-Sha256 = Annotated[str, Field(pattern=r"^[0-9A-Fa-f]{64}$"), AfterValidator(str.lower)]
+Sha256 = Annotated[str, Field(pattern=SHA256), AfterValidator(str.lower)]
+File = Annotated[str, Field(pattern=PATH)]
 Texts = tuple[str, ...]
 Patterns = tuple[Annotated[str, AfterValidator(_pattern)], ...]
 Places = tuple[Annotated[str, AfterValidator(_place)], ...]

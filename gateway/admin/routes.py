@@ -182,7 +182,7 @@ def admin_app(gateway: Gateway, guard: AdminGuard, intake: Intake) -> FastAPI:
         except ConfigError as error:
             faults = "; ".join(map(str, error.faults))
             raise errors.InvalidRequest(
-                f"The configuration is refused and nothing has changed: {faults}."
+                f"The configuration is refused and nothing has changed. {faults}"
             ) from None
         return ReloadView(changed=list(done.changed), standing=list(done.standing))
 

@@ -397,6 +397,31 @@ async def test_a_body_that_cannot_be_read_is_told_so(operator: httpx.AsyncClient
     assert (reply.status_code, reply.json()["error"]["code"]) == (400, "invalid_json")
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "body", "message"),
+    [
+        ("POST", "/admin/backends", {"url": "http://a:1", "slot": 3}, "slot is no option."),
+        ("POST", "/admin/backends", {"name": "a"}, "url is missing."),
+        (
+            "POST",
+            "/admin/backends",
+            {"url": "http://a:1", "slots": 0},
+            "slots must be greater than or equal to 1.",
+        ),
+        ("POST", "/admin/backends", {"url": "http://a:1", "name": "a b"}, "name must be 1 to 64 letters, "),
+        ("POST", "/admin/backends/small/drain", {"wait": 3}, "wait is no option."),
+        ("GET", "/admin/usage?by=nobody", None, "by must be 'agent', 'model' or 'backend'."),
+    ],
+)
+async def test_a_wrong_option_is_told_as_in_a_file(
+    operator: httpx.AsyncClient, method: str, path: str, body: object, message: str
+) -> None:
+    """In words of this project, not of the library's."""
+    reply = await operator.request(method, path, json=body)
+    assert reply.status_code == 400
+    assert reply.json()["error"]["message"].startswith(message)
+
+
 async def test_a_defect_is_an_error_object_too(gateway: Gateway, operator: httpx.AsyncClient) -> None:
     """A route that raises answers 500 in the interface's form, without a word of the cause."""
 
