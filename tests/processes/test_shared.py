@@ -185,7 +185,7 @@ async def test_requests_survive_a_redis_that_dies() -> None:
 
 
 async def test_a_gateway_starts_and_serves_without_redis() -> None:
-    """Nobody listens at its URL: it becomes ready, gives half of the slots, and says why."""
+    """Nobody listens at its URL: it becomes ready, gives half of the slots, and says why, in the log once."""
     async with stage(4, gateways=1, url="redis://127.0.0.1:9") as scene:
         (one,) = scene.engines
         await one.reset()
@@ -196,6 +196,9 @@ async def test_a_gateway_starts_and_serves_without_redis() -> None:
         assert ready["ready"] is True
         assert "Redis cannot be asked" in ready["reason"]
         assert await metric(scene.gateways[0], "slotgate_shared_state", state="degraded") == 1
+        told = [line for line in scene.gateways[0].process.errors.splitlines() if "Redis" in line]
+        assert len(told) == 1
+        assert "Traceback" not in told[0]
 
 
 async def test_requests_survive_a_redis_that_hangs() -> None:
