@@ -68,7 +68,7 @@ class AdminClient:
             response = self._http.request(method, self.url + path, json=body)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise CommandFailed(
-                f"No gateway answers at {self.url} ({type(error).__name__}): start one with "
+                f"No gateway answers at {self.url} ({str(error) or type(error).__name__}): start one with "
                 "`slotgate serve`, or name its admin port with --admin or $SLOTGATE_ADMIN_URL."
             ) from None
         try:

@@ -22,7 +22,7 @@ SIZE, TOKENS = "SIZE", "TOKENS"
 
 def plan(
     engine: Annotated[
-        str, typer.Option(metavar="NAME", help="The kind of engine: ds4, llamacpp, vllm, sglang.")
+        str, typer.Option(metavar="NAME", help="The kind of engine: ds4, llamacpp, vllm, sglang, openai.")
     ] = "",
     context: Annotated[
         list[int] | None,

@@ -16,7 +16,7 @@ def page(found: list[dict[str, Any]], agents_max: int) -> RenderableType:
     broken = [agent for agent in found if agent["breaks"] or agent["held"]]
     turns = sum(agent["turns"] for agent in found)
     well = len(found) - sum(agent["breaks"] > 0 for agent in found)
-    summary = f"{turns:,} turns of {len(found):,} agents compared; nothing breaks the prefixes of {well:,}"
+    summary = f"turns compared: {turns:,}; agents: {len(found):,}, of which {well:,} break no prefix"
     if not broken:
         return cell(summary)
     parts: list[RenderableType] = [_agents(broken[:agents_max]), ""]

@@ -108,7 +108,9 @@ def test_a_gateway_that_is_not_there_is_one_sentence(capsys: pytest.CaptureFixtu
     for command in (["status"], ["drain", "a"], ["resume", "a"]):
         code, out, err = run(capsys, *command, "--admin", "http://127.0.0.1:9")
         assert (code, out) == (1, "")
-        assert err.startswith("slotgate: No gateway answers at http://127.0.0.1:9 ")
+        assert err.startswith(
+            "slotgate: No gateway answers at http://127.0.0.1:9 ([Errno 111] Connection refused): "
+        )
         assert "`slotgate serve`" in err
         assert err.count("\n") == 1
 

@@ -370,7 +370,7 @@ async def test_the_table_says_what_to_change(stage: Stage) -> None:
     (line,) = [line for line in text.splitlines() if "[bold]x" in line]
     for part in ("time", "messages[0].content, byte ", ADVICE[Kind.TIME], "[all]"):
         assert part in line
-    assert "4 turns of 2 agents compared; nothing breaks the prefixes of 1" in text
+    assert "turns compared: 4; agents: 2, of which 1 break no prefix" in text
     assert "and 1 more agents" in shown(page([*found, *found], 1))
     assert shown(page([], 20)).startswith("no turns compared yet")
 
