@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 import secrets
+import sys
 from typing import Annotated
 
 import typer
@@ -33,13 +34,14 @@ def new(
 ) -> None:
     """Make a key.
 
-    With it comes the table for the configuration, which holds its hash alone. Nothing is stored: what is
-    printed is the only copy of the key. After the table is in the file, reload the gateway (SIGHUP, or POST
-    /admin/reload).
+    The table for the configuration, which holds its hash alone, goes to standard output; the key to standard
+    error, so that it gets into no file. What is shown is its only copy. After the table is in the file,
+    reload the gateway (SIGHUP, or POST /admin/reload).
 
     \b
     Examples:
       slotgate key new team-a
+      slotgate key new team-a >> slotgate.toml
       slotgate key new team-a --json
     """
     if not re.fullmatch(r"[A-Za-z0-9._-]{1,64}", name):
@@ -49,4 +51,5 @@ def new(
     if as_json:
         print(json.dumps({"name": name, "key": secret, "sha256": digest}))
     else:
-        print(f'# for the client: {secret}\n\n[[keys]]\nname = "{name}"\nsha256 = "{digest}"')
+        print(f"for the client: {secret}", file=sys.stderr, flush=True)
+        print(f'\n[[keys]]\nname = "{name}"\nsha256 = "{digest}"')

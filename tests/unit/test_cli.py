@@ -296,8 +296,9 @@ def test_a_page_shows_names_as_text() -> None:
 
 def test_a_new_key_opens_what_its_table_is_for(capsys: pytest.CaptureFixture[str]) -> None:
     """The table is TOML as the configuration takes it, and holds the hash of the printed key alone."""
-    code, out, _ = run(capsys, "key", "new", "team-a")
-    secret = out.splitlines()[0].split()[-1]
+    code, out, err = run(capsys, "key", "new", "team-a")
+    secret = err.split()[-1]
+    assert secret not in out  # which goes to the file
     (table,) = Settings.model_validate(tomllib.loads(out)).keys
     assert code == 0
     assert Keys([table]).identify([(b"authorization", f"Bearer {secret}".encode())]).name == "team-a"
