@@ -59,6 +59,8 @@ class EdgeProtocol(HttpToolsProtocol):
     gone: Callable[[], None] | None = None  # to be called when the client leaves
     _in_head = False
     _head_bytes = 0  # of the reads that have not finished it
+    _moved = False  # the last read ended a head or a message, or brought something of a body
+    _aside_bytes = 0  # of the reads since then: sizes of chunks, trailers
     _late: asyncio.TimerHandle | None = None
     _refused = False
     _idle_since: float | None = None
@@ -128,12 +130,19 @@ class EdgeProtocol(HttpToolsProtocol):
         """Called by the loop."""
         if self.transport.is_closing():  # it lingers: nobody reads this
             return
+        self._moved = False
         try:
             self._parse(data)
         except httptools.HttpParserError:
             self._refuse(errors.InvalidRequest("The bytes received are not a valid HTTP/1.1 request."))
         if self._in_head:
             self._watch_head(len(data))
+        elif self._moved:
+            self._aside_bytes = 0
+        else:  # the parser holds a trailer until it ends
+            self._aside_bytes += len(data)
+            if self._aside_bytes > HEAD_UNFINISHED_BYTES_MAX:
+                self._refuse(errors.HeadersTooLarge(HEADER_FIELDS_MAX, HEADER_BYTES_MAX))
 
     def _parse(self, data: bytes) -> None:
         """Serve a request that offers another protocol as if it had not, as RFC 9110, 7.8 allows: Java's
@@ -212,7 +221,7 @@ class EdgeProtocol(HttpToolsProtocol):
         self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
-        self._in_head = False
+        self._in_head, self._moved = False, True
         self._idle_since = None
         if self._late is not None:
             self._late.cancel()
@@ -252,6 +261,7 @@ class EdgeProtocol(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
     def on_body(self, body: bytes) -> None:
+        self._moved = True
         cycle = self.cycle
         if isinstance(cycle, DirectArrival):
             cycle.take(body)
@@ -263,6 +273,7 @@ class EdgeProtocol(HttpToolsProtocol):
                 self.transport.abort()
 
     def on_message_complete(self) -> None:
+        self._moved = True
         if isinstance(self.cycle, DirectArrival):
             self.cycle.whole()
         elif not self.parser.should_upgrade():

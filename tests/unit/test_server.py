@@ -195,6 +195,20 @@ async def test_trailers_are_no_header_fields() -> None:
     assert fields == [(b"host", b"x"), (b"transfer-encoding", b"chunked")]
 
 
+@pytest.mark.parametrize("end", [b"0\r\nX-Trailer: ", b"0\r\n", b"1;"])
+@pytest.mark.parametrize("path", [b"/direct", b"/watch"])
+async def test_trailers_are_bounded_in_bytes(path: bytes, end: bytes) -> None:
+    """One that does not end is held by the parser: 100 MB of it took 80 MB."""
+    head = b"POST %b HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" % path
+    async with connected(answer) as client:
+        client.served.data_received(head + b"2\r\nhi\r\n" + end)
+        fill = b"X-Field: %b\r\n" % (b"x" * 1000) if end == b"0\r\n" else b"x" * 1000
+        for _ in range(400):
+            client.served.data_received(fill)
+        assert client.served.transport.is_closing()
+        assert b"headers_too_large" in await client.rest()
+
+
 async def test_a_body_in_tiny_pieces_takes_no_more_memory_than_another() -> None:
     """Each piece as an object of its own would be 25 times its bytes: 32 MiB would fill 900 MB."""
     state = ServerState()
