@@ -302,14 +302,15 @@ class Admission:
         groups, late = self._with_room(overdue, now)
         if not groups and not late:  # what is free is not for them, so the queue need not even be sorted
             return decisions
-        self._placement.begin()
-        self._placement.look_around(crowded=len(self.queue) > 1)
+        self._placement.begin(crowded=len(self.queue) > 1)
         kept: set[str] = set()  # backends whose kv budget an overdue call waits for
         for waiting in self.queue.ranked(groups, overdue, now):
             id, group = waiting.call.id, group_of(waiting.call)
             if group not in groups and not (group in late and id in overdue):
                 continue
-            if self._placement.holds(waiting, now) or self._placement.gated(waiting, now):
+            if self._placement.holds(waiting, now) or (
+                id not in overdue and self._placement.gated(waiting, now)
+            ):
                 continue
             decision = self._place(waiting, now, kept, overdue=id in overdue)
             if decision is None:

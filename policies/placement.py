@@ -23,6 +23,7 @@ from policies.waiting import SERVICE_SECONDS_MIN, Waiting
 INTERACTIVE_SEEN_SECONDS = 60.0  # the reserve is kept this long after an interactive call
 HOLD_SHARE = 0.9  # of what it would cost to start now: less must be promised by waiting, as promises may fail
 HOLDS_MAX = 4  # at one event: whoever held before them still does, since each look costs as much as a start
+NEW_HOLDS_MAX = 8  # the same where those that begin to hold count too
 WAIT_SECONDS_MIN = 0.1  # of a call that cannot start now
 
 
@@ -58,7 +59,7 @@ class Placement:
         self.returns = Returns()
         self._crowded = False  # more than one call waits
         self._holds = 0  # calls that hold, at this event
-        self._gated: list[Backend] = []  # the backends with free slots, if all of them read long prompts
+        self._gated: dict[bool, list[Backend]] = {}  # with room, for people or not, if all read long prompts
 
     def follow(self, limits: Limits) -> None:
         """Keep these bounds from now on."""
@@ -83,37 +84,36 @@ class Placement:
         """All models that some backend serves."""
         return tuple(sorted({model for b in self._backends.values() for model in b.models or ()}))
 
-    def begin(self) -> None:
-        """An event: what was foreseen before it no longer holds."""
-        self._crowded = False
+    def begin(self, *, crowded: bool = False) -> None:
+        """An event: what was foreseen before it no longer holds. `crowded`: more than one call waits, so a
+        conversation that gives way now will have to wait for its turn to be read again."""
+        self._crowded = crowded
         self._holds = 0
         if self._forecasts:
             self._forecasts = {}
-
-    def look_around(self, *, crowded: bool) -> None:
-        """Before many calls are asked about: see whether gates alone keep them waiting. `crowded`: more than
-        one waits, so a conversation that gives way now will have to wait for its turn to be read again."""
-        self._crowded = crowded
-        self._gated = self._all_gated()
+        self._gated = {}
 
     def started(self, backend: Backend, now: float) -> None:
         """A call has just started there; those that wait for this backend still do."""
         forecast = self._forecasts.get(backend.name)
         if forecast is not None:
             self._forecasts[backend.name] = forecast.again(backend, self._limits, now)
-        self._gated = self._all_gated()
+        self._gated = {}
 
     def holds(self, waiting: Waiting, now: float) -> bool:
-        """Whether it held at the last look and need not be looked at now, behind so many others that hold."""
-        if self._holds < HOLDS_MAX or waiting.held_since is None:
+        """Whether it need not be looked at now, behind so many others that hold: one that held at the last
+        look still does, and one that nobody looked at yet has its turn at one of the next events."""
+        if waiting.call.priority is Priority.INTERACTIVE:
             return False
-        person = waiting.call.priority is Priority.INTERACTIVE
-        return not person and waiting.held(now) < self._limits.hold_seconds_max
+        if waiting.held_since is None:
+            return self._holds >= NEW_HOLDS_MAX
+        return self._holds >= HOLDS_MAX and waiting.held(now) < self._limits.hold_seconds_max
 
     def gated(self, waiting: Waiting, now: float) -> bool:
-        """Whether all that is free reads long prompts, and this one is long there: then nothing else about it
-        need be known, which spares a deep queue most of the work."""
-        gated = self._gated
+        """Whether all that has room for it reads long prompts, and this one is long there: then nothing else
+        about it need be known, which spares a deep queue most of the work. Not to be asked of an overdue
+        call, which may take what others may not."""
+        gated = self._all_gated(waiting.call, now)
         if not gated or any(
             not b.serves(waiting.call) or not self._long(self._price(waiting, b)) for b in gated
         ):
@@ -125,9 +125,19 @@ class Placement:
         waiting.hold(now, holds=False)
         return True
 
-    def _all_gated(self) -> list[Backend]:
-        free = [backend for backend in self._backends.values() if backend.free]
-        return free if all(filters.gated(backend, self._limits) for backend in free) else []
+    def _all_gated(self, call: Call, now: float) -> list[Backend]:
+        """The backends with room for the call's class, if all of them read long prompts."""
+        person = call.priority is Priority.INTERACTIVE
+        if person not in self._gated:
+            room = [backend for backend in self._backends.values() if self._room(call, backend, now)]
+            self._gated[person] = room if all(filters.gated(b, self._limits) for b in room) else []
+        return self._gated[person]
+
+    def _room(self, call: Call, backend: Backend, now: float) -> bool:
+        seen = self.interactive_seen(now)
+        return backend.free > (
+            filters.reserved_slots(call, backend, self._limits, overdue=False) if seen else 0
+        )
 
     def room(self, call: Call, now: float, *, overdue: bool) -> bool:
         """Whether a backend of the call's model has a slot for its class; or none serves it any more."""
