@@ -38,7 +38,7 @@ The engines and the gateway go on serving; Ctrl-C ends them. Try
   messages = [{{"role": "user", "content": "Name three fruits."}}]
   print(client.chat.completions.create(model="{model}", messages=messages).choices[0].message.content)
 
-Operators look at {admin}/admin/backends, or with
+Operators look at {admin}/console, or with
 
   {python} -m gateway status --admin {admin}"""
 
