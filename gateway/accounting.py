@@ -21,6 +21,7 @@ from policies.types import Lease, Priority
 TOKENS_PER_EVENT_BYTE = 1 / 240
 TOKENS_PER_DOCUMENT_BYTE = 1 / 5
 
+RATIO_MAX = 1.0  # that is learnt: more tokens than bytes are hidden thoughts, or no count
 RATIO_WEIGHT = 0.2  # of the newest record
 BATCH_RECORDS = 32  # a third of a millisecond
 RATIOS_MAX = 1000  # kinds of answers; beyond it the prior serves
@@ -113,7 +114,7 @@ class Record:
 
     def count(self, usage: Usage) -> None:
         """Take over what the engine counted. Engines repeat running totals: the last count stands,
-        and nothing is added up."""
+        and nothing is added up. More cached tokens than the prompt has are none."""
         if self.source is not TokenSource.REPORTED or usage.source is TokenSource.REPORTED:
             self.source = usage.source  # each by itself: a loop over their names takes four times as long
             if usage.prompt_tokens is not None:
@@ -124,6 +125,8 @@ class Record:
                 self.completion_tokens = usage.completion_tokens
             if usage.reasoning_tokens is not None:
                 self.reasoning_tokens = usage.reasoning_tokens
+            if self.cached_tokens is not None and self.cached_tokens > (self.prompt_tokens or 0):
+                self.cached_tokens = None
         if usage.spec_drafted is not None:
             self.spec_drafted, self.spec_accepted = usage.spec_drafted, usage.spec_accepted
 
@@ -171,7 +174,7 @@ class ByteRatio:
 
     def learn(self, kind: str, tokens: int, answer_bytes: int) -> None:
         """An answer of this many bytes had this many tokens."""
-        seen = tokens / answer_bytes
+        seen = min(tokens / answer_bytes, RATIO_MAX)
         known = self._learnt.get(kind)
         if known is not None:
             self._learnt[kind] = known + RATIO_WEIGHT * (seen - known)

@@ -64,6 +64,14 @@ def test_running_totals_are_not_added_up() -> None:
     assert (request.prompt_tokens, request.completion_tokens) == (200, 50)
 
 
+@pytest.mark.parametrize(("cached", "known"), [(0, 0), (200, 200), (201, None), (2**40, None)])
+def test_more_cached_tokens_than_the_prompt_has_are_no_count(cached: int, known: int | None) -> None:
+    """A share of cached tokens is one at most."""
+    request = record()
+    request.count(reported(200, 5, cached))
+    assert (request.prompt_tokens, request.cached_tokens, request.completion_tokens) == (200, known, 5)
+
+
 def test_usage_is_not_replaced_by_timings() -> None:
     """After the engine reported, timings only tell of drafts; before, they are replaced."""
     timings = Usage(TokenSource.ENGINE_TIMINGS, 9, 1, 9, None, 4, 2)
@@ -205,6 +213,13 @@ def test_the_learnt_ratio_moves_a_fifth_of_the_way() -> None:
     assert ratio.tokens("m", 100) == 20
     assert ratio.tokens("m", 1) == 1
     assert ratio.tokens("m", 0) == 0
+
+
+def test_an_engine_that_lies_once_does_not_spoil_the_ratio() -> None:
+    """A count without measure was learnt, and each left stream was billions of tokens from then on."""
+    ratio = ByteRatio(0.5)
+    ratio.learn("m", 2**40, 100)
+    assert ratio.tokens("m", 100) == 100
 
 
 def test_the_ratios_are_bounded() -> None:
