@@ -308,9 +308,7 @@ class Admission:
             id, group = waiting.call.id, group_of(waiting.call)
             if group not in groups and not (group in late and id in overdue):
                 continue
-            if self._placement.holds(waiting, now) or (
-                id not in overdue and self._placement.gated(waiting, now)
-            ):
+            if self._placement.passes(waiting, now, overdue=id in overdue):
                 continue
             decision = self._place(waiting, now, kept, overdue=id in overdue)
             if decision is None:

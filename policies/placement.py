@@ -100,19 +100,23 @@ class Placement:
             self._forecasts[backend.name] = forecast.again(backend, self._limits, now)
         self._gated = {}
 
-    def holds(self, waiting: Waiting, now: float) -> bool:
-        """Whether it need not be looked at now, behind so many others that hold: one that held at the last
-        look still does, and one that nobody looked at yet has its turn at one of the next events."""
+    def passes(self, waiting: Waiting, now: float, *, overdue: bool) -> bool:
+        """Whether it need not be looked at now: it holds behind others, or the gate keeps it. An overdue call
+        may take what others may not, so the gates of others say nothing about it."""
+        return self._holds_on(waiting, now) or (not overdue and self._gated_off(waiting, now))
+
+    def _holds_on(self, waiting: Waiting, now: float) -> bool:
+        """Behind so many others that hold, one that held at the last look still does, and one that nobody
+        looked at yet has its turn at one of the next events."""
         if waiting.call.priority is Priority.INTERACTIVE:
             return False
         if waiting.held_since is None:
             return self._holds >= NEW_HOLDS_MAX
         return self._holds >= HOLDS_MAX and waiting.held(now) < self._limits.hold_seconds_max
 
-    def gated(self, waiting: Waiting, now: float) -> bool:
+    def _gated_off(self, waiting: Waiting, now: float) -> bool:
         """Whether all that has room for it reads long prompts, and this one is long there: then nothing else
-        about it need be known, which spares a deep queue most of the work. Not to be asked of an overdue
-        call, which may take what others may not."""
+        about it need be known, which spares a deep queue most of the work."""
         gated = self._all_gated(waiting.call, now)
         if not gated or any(
             not b.serves(waiting.call) or not self._long(self._price(waiting, b)) for b in gated
