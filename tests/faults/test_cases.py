@@ -31,9 +31,7 @@ from tests.processes.fleet import becomes, configured, settled
 from tests.processes.harness import Gateway, RawClient, chat, engine, gateway, until
 
 SECRET = b"X-Secret: of-the-engine\r\n"
-HOPS = (
-    b"Connection: X-Secret, Keep-Alive\r\nKeep-Alive: timeout=5\r\nTrailer: X-Secret\r\nTE: x\r\n"
-)
+HOPS = b"Connection: X-Secret, Keep-Alive\r\nKeep-Alive: timeout=5\r\nTrailer: X-Secret\r\nTE: x\r\n"
 FRAMING = {"content-type", "content-length", "transfer-encoding", "date", "server"}
 UNBUFFERED = {"cache-control": "no-cache, no-transform", "x-accel-buffering": "no"}
 STREAMS = 250
