@@ -45,8 +45,9 @@ class Connection:
     async def ended(self) -> None:
         """Nothing is served to it any more."""
         state = self.served.server_state
-        while state.connections or state.tasks:  # noqa: ASYNC110 - nothing tells when they are empty
-            await asyncio.sleep(0)
+        async with asyncio.timeout(SECONDS):
+            while state.connections or state.tasks:  # noqa: ASYNC110 - nothing tells when they are empty
+                await asyncio.sleep(0)
 
     async def until(self, end: bytes) -> bytes:
         async with asyncio.timeout(SECONDS):
