@@ -6,7 +6,7 @@ import ipaddress
 import re
 from datetime import date
 from typing import Annotated, Any, Literal
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 
@@ -29,6 +29,8 @@ def _url(text: str) -> str:
         raise ValueError("must not hold credentials; use api_key")
     if parts.query or parts.fragment:
         raise ValueError("must not have a query or fragment")
+    if {".", ".."} & set(unquote(parts.path).split("/")):  # else one engine could stand in two tables
+        raise ValueError("must not have . or .. in its path")
     port = None if port == {"http": 80, "https": 443}[parts.scheme] else port
     path = parts.path.rstrip("/").removesuffix("/v1").rstrip("/")
     return f"{parts.scheme}://{host}{f':{port}' if port else ''}{path}"

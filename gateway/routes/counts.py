@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from gateway.accounting import TokenSource, Usage
 
-TOKENS_MAX = 2**40  # what an engine counts beyond it is no count
+TOKENS_MAX = 2**31  # what an engine counts beyond it is no count
 NOTHING: Mapping[str, object] = {}
 
 

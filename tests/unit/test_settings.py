@@ -93,6 +93,8 @@ BROKEN = [
     ('[[backends]]\nurl = "http://h/a b"', "backends[0].url", "must be a URL"),
     ('[[backends]]\nurl = "http://u:hush@h"', "backends[0].url", "must not hold credentials; use api_key"),
     ('[[backends]]\nurl = "http://h?key=hush"', "backends[0].url", "must not have a query"),
+    ('[[backends]]\nurl = "http://h/a/../v1"', "backends[0].url", "must not have . or .. in its path"),
+    ('[[backends]]\nurl = "http://h/%2e/v1"', "backends[0].url", "must not have . or .. in its path"),
     (BACKEND + BACKEND.replace('80"', '80/v1/"'), "backends[1].url", "is the same engine as backends[0]"),
     (
         '[[backends]]\nurl="http://[fd00::1]:1"\n[[backends]]\nurl="http://[FD00:0:0::1]:1"',
