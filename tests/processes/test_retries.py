@@ -532,6 +532,7 @@ def all_errors() -> list[errors.GatewayError]:
         errors.BodyTooLarge(10),
         errors.HeadersTooLarge(100, 65_536),
         errors.QueueFull(1.0),
+        errors.KeyConcurrency(2, 1.0),
         errors.WaitTooLong(1.0),
         errors.NoBackendReady(1.0),
         errors.ShuttingDown(),
