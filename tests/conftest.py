@@ -1,7 +1,7 @@
 """Every test ends: one that takes far too long is stopped where it hangs. And Ctrl-C reaches its children.
 
-`make test` shares the tests out to two workers. Those that start processes all go to one of them: they would
-take the cores and ports of each other.
+`make test` shares the tests out to two workers. Those that start processes all go to one of them: side by side
+they would take the cores and ports of each other.
 """
 
 from __future__ import annotations
