@@ -1,14 +1,9 @@
-"""Every test ends: one that takes far too long is stopped where it hangs. And Ctrl-C reaches its children.
-
-`make test` shares the tests out to two workers. Those that start processes all go to one of them: side by side
-they would take the cores and ports of each other.
-"""
+"""Every test ends: one that takes far too long is stopped where it hangs. And Ctrl-C reaches its children."""
 
 from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
-from pathlib import Path
 from types import FrameType
 
 import pytest
@@ -16,21 +11,12 @@ import pytest
 from tests import fuzzing
 
 LIMIT_SECONDS = 300.0
-HERE = Path(__file__).parent
-ALONE = {"faults", "ledger", "processes", "real"}
 
 
 def pytest_configure() -> None:
     """A shell that runs this in its background ignores SIGINT, and so would every process started here."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep the tests that start processes together."""
-    for item in items:
-        if item.path.relative_to(HERE).parts[0] in ALONE:
-            item.add_marker(pytest.mark.xdist_group("processes"))
 
 
 @pytest.hookimpl(wrapper=True)
