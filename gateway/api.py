@@ -8,6 +8,7 @@ from collections.abc import Callable
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
+from starlette.exceptions import HTTPException
 
 from gateway import errors
 from gateway.metrics import Metrics
@@ -27,15 +28,25 @@ def answer(error: errors.GatewayError) -> Response:
     return Response(error.body(), error.status, headers, "application/json")
 
 
-def answer_errors(api: FastAPI, hint: Callable[[str], str] = lambda path: errors.NO_PATH) -> None:
-    """Every failure of a route as the error object of the interface; `hint` words that of a path."""
+def nowhere(path: str) -> errors.GatewayError:
+    """What is wrong with a path that no route takes."""
+    return errors.NotFound()
+
+
+def answer_errors(api: FastAPI, missed: Callable[[str], errors.GatewayError] = nowhere) -> None:
+    """Every failure of a route as the error object of the interface; `missed` makes that of a path that no
+    route takes."""
 
     async def failed(_: Request, error: Exception) -> Response:
         assert isinstance(error, errors.GatewayError)
         return answer(error)
 
     async def unknown(request: Request, _: Exception) -> Response:
-        return answer(errors.NotFound(hint(request.url.path)))
+        return answer(missed(request.url.path))
+
+    async def otherwise(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        return answer(errors.MethodNotAllowed(request.url.path, (error.headers or {}).get("Allow", "")))
 
     async def unreadable(_: Request, __: Exception) -> Response:
         return answer(errors.InvalidJson("The request's body cannot be read as JSON."))
@@ -50,7 +61,7 @@ def answer_errors(api: FastAPI, hint: Callable[[str], str] = lambda path: errors
     api.add_exception_handler(errors.GatewayError, failed)
     api.add_exception_handler(400, unreadable)
     api.add_exception_handler(404, unknown)
-    api.add_exception_handler(405, unknown)
+    api.add_exception_handler(405, otherwise)
     api.add_exception_handler(RequestValidationError, invalid)
     api.add_exception_handler(Exception, defective)
 

@@ -248,13 +248,14 @@ def client_api(gateway: Gateway) -> FastAPI:
     return api
 
 
-def misdirected(path: str) -> str:
-    """What to say to a request that no route takes; a base URL without /v1, or with it for a
+def misdirected(path: str) -> errors.GatewayError:
+    """What is wrong with a request that no route takes; a base URL without /v1, or with it for a
     client of Anthropic's, is the usual mistake."""
     if path in ROUTES:
-        return f"{path} is asked by POST."
+        return errors.MethodNotAllowed(path, "POST")
+    why = errors.NO_PATH
     if f"/v1{path}" in {*ROUTES, "/v1/models"}:
-        return f"{errors.NO_PATH} Did you mean /v1{path}? A client's base URL must end in /v1."
-    if path.startswith("/v1/v1/"):
-        return f"{errors.NO_PATH} Did you mean {path[3:]}? This client's base URL must not end in /v1."
-    return errors.NO_PATH
+        why = f"{why} Did you mean /v1{path}? A client's base URL must end in /v1."
+    elif path.startswith("/v1/v1/"):
+        why = f"{why} Did you mean {path[3:]}? This client's base URL must not end in /v1."
+    return errors.NotFound(why)

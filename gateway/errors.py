@@ -138,6 +138,21 @@ class NotFound(ClientError):
         super().__init__(message)
 
 
+class MethodNotAllowed(ClientError):
+    """The path exists, but not for this method. `allowed`: those that it takes, as in the header Allow."""
+
+    status = 405
+    code = "method_not_allowed"
+
+    def __init__(self, path: str, allowed: str) -> None:
+        super().__init__(f"{path} is asked by {allowed}.")
+        self.allowed = allowed
+
+    def headers(self) -> Headers:
+        """Also the methods that would do."""
+        return [*super().headers(), (b"allow", self.allowed.encode())]
+
+
 class ModelNotFound(NotFound):
     """No backend serves the model."""
 

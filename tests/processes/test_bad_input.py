@@ -213,11 +213,16 @@ PATHS = [
     ("GET", "/v1/../props"),
     ("GET", "/%2e%2e/slots"),
     ("GET", "/v1/models/%00"),
-    ("GET", CHAT),
-    ("PUT", CHAT),
-    ("DELETE", "/v1/models"),
-    ("OPTIONS", CHAT),
-    ("PATCH", "/health"),
+]
+# Method, path, and what the path takes.
+METHODS = [
+    ("GET", CHAT, {"POST"}),
+    ("PUT", CHAT, {"POST"}),
+    ("OPTIONS", CHAT, {"POST"}),
+    ("GET", "/tokenize", {"POST"}),
+    ("DELETE", "/v1/models", {"GET"}),
+    ("POST", "/v1/models/fake-model", {"GET"}),
+    ("PATCH", "/health", {"GET", "HEAD"}),
 ]
 
 
@@ -242,6 +247,11 @@ async def test_an_unknown_path_is_answered_at_once(stage: Stage) -> None:
             fault(answer, 404, code)
             assert not [name for name in answer.head.headers if name.startswith("access-control")]
             assert time.monotonic() - started < 2.0, path
+        for method, path, allowed in METHODS:
+            answer = await ask(stage.gateway, GOOD, path=path, method=method)
+            fault(answer, 405, "method_not_allowed")
+            assert set(answer.head.headers["allow"].split(", ")) == allowed, path
+            assert not [name for name in answer.head.headers if name.startswith("access-control")]
         for path, status in (("/health", 200), ("/ready", 200), ("/v1/models", 200), ("/metrics", 200)):
             assert (await ask(stage.gateway, b"", path=path, method="GET")).head.status == status
     state = await stage.engine.state()
