@@ -77,6 +77,9 @@ def _place(text: str) -> str:
     return text
 
 
+SINGLE = (" ", "e", "E")  # digits alone may well be what changes
+
+
 def _pattern(text: str) -> str:
     try:
         found, empty = volatile((text,)), re.search(text, "")
@@ -84,6 +87,8 @@ def _pattern(text: str) -> str:
         raise ValueError(f"is no regular expression: {error}") from None
     if found.groups != volatile().groups + 1 or empty:
         raise ValueError("must match at least one character, and have no group but (?:...)")
+    if any(re.fullmatch(text, sign) for sign in SINGLE):
+        raise ValueError("must not match a single letter or blank, which stand everywhere")
     return text
 
 

@@ -22,6 +22,7 @@ BYTES_MAX = 1 << 25
 # Longer ones go as they came: to read them would hold up all else for too long.
 TOOLS_BYTES_MAX = 1 << 18
 HEAD_BYTES_MAX = 1 << 16
+MATCHES_MAX = 1000  # of an operator's patterns in one text
 LISTS_MAX, TOOLS_MAX = 64, 1024  # that are known as they are written
 DAY_SECONDS = 86_400
 
@@ -183,7 +184,8 @@ class Heads:
         """The text with its volatile spans as they were when this conversation began, and what they are.
 
         `agent`: also which of its system prompts, if it has several. `said`: digests of the first messages.
-        If anything else has changed, the text is taken as it came, and held from then on. In a new
+        If anything else has changed, the text is taken as it came, and held from then on; one in which the
+        operator's patterns match more than 1,000 times goes as it came, always. In a new
         conversation, times of day that differ from those of the agent's last one become midnight: all of a
         day begin alike.
         """
@@ -197,6 +199,8 @@ class Heads:
         known = head or last
         kinds = list(spans(text)) if known is None else respanned(known.raw, known.raw_spans, text)
         found = kinds if self._own is None else _with(kinds, self._own, text)
+        if found is None:
+            return text, NONE
         begins = session is None and len(said) < 2
         unnamed: Hashable = None
         if begins or (session is None and head is None):
@@ -223,12 +227,14 @@ class Heads:
             self.memory_bytes -= self._heads.popitem(last=False)[1].memory_bytes
 
 
-def _with(kinds: list[Span], own: re.Pattern[bytes], text: bytes) -> list[Span]:
-    """What an operator's own patterns find, and of the built-in kinds what is beside that. How far a pattern
-    looks around nobody knows, so it reads the whole text."""
+def _with(kinds: list[Span], own: re.Pattern[bytes], text: bytes) -> list[Span] | None:
+    """What an operator's own patterns find, and of the built-in kinds what is beside that; None: they find
+    too much to be looked at. How far a pattern looks around nobody knows, so it reads the whole text."""
     found: list[Span] = []
     at = 0
-    for match in own.finditer(text):
+    for number, match in enumerate(own.finditer(text)):
+        if number >= MATCHES_MAX:
+            return None
         before = bisect_right(kinds, match.start(), at, key=_end)
         found += (*kinds[at:before], Span(Kind.PATTERN, *match.span()))
         at = bisect_left(kinds, match.end(), before, key=_start)

@@ -186,6 +186,15 @@ def test_the_operators_patterns_come_first() -> None:
     )
 
 
+def test_what_the_operators_patterns_find_everywhere_goes_as_it_came() -> None:
+    """To look at that many spans would hold up all else; up to a thousand of them are held."""
+    heads = Heads(("mood: [a-z]+",))
+    for moods, held in ((1000, True), (1001, False)):
+        gay, sad = (b"mood: %b, " % mood * moods for mood in (b"gay", b"sad"))
+        assert heads.still("a", f"s{moods}", [1], gay)[0] == gay
+        assert (heads.still("a", f"s{moods}", [1], sad)[0] == gay) is held
+
+
 def test_an_operators_pattern_takes_what_it_overlaps() -> None:
     """A number that it begins in, and one that it ends in; all others are held as ever."""
     heads = Heads(("[0-9]-[a-z]+-[0-9]", "it"))

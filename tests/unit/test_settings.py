@@ -159,6 +159,10 @@ BROKEN = [
     ('[prefix]\npatterns = ["a{99999999999}"]', "prefix.patterns[0]", "is no regular expression"),
     ('[prefix]\npatterns = ["(a)"]', "prefix.patterns[0]", "have no group but (?:...)"),
     ('[prefix]\npatterns = ["a*"]', "prefix.patterns[0]", "must match at least one character"),
+    *(
+        (f"[prefix]\npatterns = ['{wide}']", "prefix.patterns[0]", "must not match a single letter or blank")
+        for wide in (".", "(?s:.)+", r"\w+", "[^0-9]", "[a-z]+", r"\s")
+    ),
     ("[prefix.agents.a]\nx = 1", "prefix.agents.a.x", "is no option"),
     ("[prefix.agents.a]\nstabilize = 1", "prefix.agents.a.stabilize", "did you mean prefix.agents.*"),
     ('[accounting]\njournal = "a\\u0000b"', "accounting.journal", "must be a path"),
