@@ -225,8 +225,9 @@ class Watch:
         if backend.state is not State.WARMING:
             if backend.slots_source is Source.ASSUMED:
                 log.warning(
-                    "%s does not tell its slots: 1 is assumed; set slots in its [[backends]] table",
+                    "%s does not tell its slots: 1 is assumed%s; set slots in its [[backends]] table",
                     member.name,
+                    ", one more is tried whenever all are taken" if member.report.shows_slots else "",
                 )
             self._admission.restarted(member.name)
             member.refuses_usage = False

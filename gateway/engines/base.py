@@ -71,6 +71,11 @@ class Report:
     started: str | None = None  # changes when the engine restarts
     uptime_seconds: int | None = None  # what an engine tells that does not tell `started`
 
+    @property
+    def shows_slots(self) -> bool:
+        """Whether it is seen when all slots are taken, though nobody tells their number."""
+        return self.running is not None and self.waiting is not None
+
     def is_younger(self, earlier: Report, seconds: float) -> bool:
         """Whether the engine has restarted since `earlier`, this many seconds before, by its uptime.
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from contextlib import AsyncExitStack
 
+import pytest
+
 from gateway.capacity import LOWER_SECONDS, RESTORE_SECONDS
 from gateway.engines.base import Report
 from gateway.probes import NoAnswer
@@ -53,6 +55,20 @@ async def test_slots_are_learnt_until_the_engine_restarts(stage: Stage) -> None:
     anew = report(running=0, waiting=0, busy=0, started="2")
     assert ((await stage.told(anew)).slots, backend.slots_source) == (1, Source.ASSUMED)
     assert backend.state is State.READY
+
+
+def test_a_warning_says_what_becomes_of_slots_that_nobody_tells(caplog: pytest.LogCaptureFixture) -> None:
+    """One stays one, unless the engine shows when all are taken."""
+
+    @over(PLAIN)
+    async def restarted(stage: Stage) -> None:
+        await stage.told(report(started="1"))
+        await stage.told(report(running=0, waiting=0, busy=0, started="2"))
+
+    restarted()
+    told = [message for message in caplog.messages if "1 is assumed" in message]
+    assert told[0] == "a does not tell its slots: 1 is assumed; set slots in its [[backends]] table"
+    assert "assumed, one more is tried whenever all are taken; set" in told[-1]
 
 
 @over(PLAIN, slots=4)
