@@ -10,19 +10,15 @@ A call is in exactly one place: waiting, or holding one lease, or forgotten.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from policies import filters
-from policies.calibration import Calibration
 from policies.ejection import RAMP_SLOTS
 from policies.placement import Place, Placement
-from policies.prefix import Shadow
 from policies.queue import Group, Queue, group_of
-from policies.service_model import ServiceModel
+from policies.roster import Roster
 from policies.tiers import Tiers
 from policies.types import (
-    Backend,
     Call,
     Decision,
     Granted,
@@ -30,25 +26,20 @@ from policies.types import (
     Limits,
     Refusal,
     Rejected,
-    Source,
     State,
-    StateChanged,
 )
 from policies.waiting import Waiting
 
-UNAVAILABLE = (State.DOWN, State.EJECTED)
 
-
-class Admission:
-    """All backends, all leases, the one queue."""
+class Admission(Roster):
+    """All leases and the one queue, beside all backends."""
 
     def __init__(self, limits: Limits) -> None:
+        super().__init__()
         self.limits = limits
-        self.backends: dict[str, Backend] = {}
         self.queue = Queue(limits)
         self._placement = placement = Placement(limits, self.backends)
         self.gate_waits, self.interactive_seen = placement.gate_waits, placement.interactive_seen
-        self.ejections: Counter[tuple[str, str]] = Counter()  # by backend and reason
         self._leases: dict[str, Lease] = {}  # by call id
         self._grants = 0
         self._closed = False
@@ -163,110 +154,6 @@ class Admission:
         """No new calls from now on; those that wait or run go on."""
         self._closed = True
 
-    # -- backends -------------------------------------------------------------------------------
-
-    def add(self, backend: Backend, now: float) -> list[Decision]:
-        """A backend joins the fleet."""
-        assert backend.name not in self.backends
-        backend.since = now
-        self.backends[backend.name] = backend
-        return self._dispatch(now)
-
-    def remove(self, name: str) -> None:
-        """A drained backend leaves the fleet."""
-        assert not self.backends[name].leases
-        del self.backends[name]
-
-    def set_state(self, name: str, state: State, now: float, why: str = "") -> list[Decision]:
-        """Probe, operator or warm-up say what a backend is up to."""
-        backend = self.backends[name]
-        if state is State.DRAINING and not backend.leases:
-            state = State.DRAINED
-        return self._enter(backend, state, why, now) + self._dispatch(now)
-
-    def resize(
-        self,
-        name: str,
-        now: float,
-        *,
-        slots: int,
-        source: Source,
-        context_tokens: int | None,
-        kv_tokens: int | None = None,
-    ) -> list[Decision]:
-        """The engine's slots, context or kv budget are known, or known better. Less than is in use
-        takes effect as requests end."""
-        backend = self.backends[name]
-        if backend.context_tokens not in (None, context_tokens):  # only another process has another context
-            backend.restarted()
-        backend.slots, backend.slots_source = slots, source
-        backend.resting = min(backend.resting, slots - 1)
-        backend.context_tokens, backend.kv_tokens = context_tokens, kv_tokens
-        backend.shadow.resize(slots, kv_tokens)
-        return self._dispatch(now)
-
-    def recognised(
-        self, name: str, service: ServiceModel, shadow: Shadow, routes: frozenset[str], now: float
-    ) -> list[Decision]:
-        """The kind of the engine is known: its priors, what its cache is like, and the routes it serves.
-
-        What was learnt of an engine of the same priors is kept.
-        """
-        backend = self.backends[name]
-        if service != backend.calibration.prior:
-            backend.service, backend.calibration = service, Calibration(service)
-        shadow.resize(backend.slots, backend.kv_tokens)
-        backend.shadow, backend.routes = shadow, routes
-        return self._dispatch(now)
-
-    def serve_models(self, name: str, models: Iterable[str] | None, now: float) -> list[Decision]:
-        """The engine or the operator told which models it serves; None: nobody knows any more."""
-        self.backends[name].models = None if models is None else frozenset(models)
-        return self._dispatch(now)
-
-    def stand_by(self, name: str, *, backup: bool) -> None:
-        """The operator made it a backup, or a backend like others."""
-        self.backends[name].backup = backup
-
-    def serve_routes(self, name: str, routes: frozenset[str], now: float) -> list[Decision]:
-        """The engine showed which routes it serves."""
-        self.backends[name].routes = routes
-        return self._dispatch(now)
-
-    def observe(self, name: str, foreign: int, now: float, withheld: int = 0) -> list[Decision]:
-        """The engine also works on so many requests that are not ours; so many free slots are for others."""
-        self.backends[name].foreign, self.backends[name].withheld = foreign, withheld
-        self.backends[name].turn(now)
-        return self._dispatch(now)
-
-    def failed(self, name: str, now: float, reason: str, *, trial: bool = False) -> list[Decision]:
-        """A request failed by the engine's fault."""
-        backend = self.backends.get(name)
-        if backend is None or backend.state not in (State.READY, State.EJECTED):
-            return []
-        ejected = backend.state is State.EJECTED
-        if ejected and not trial:  # it ran when the backend was ejected: the same failure once more
-            return []
-        if not backend.ejection.failed(now, trial=ejected):
-            return []
-        self.ejections[name, reason] += 1
-        return self._enter(backend, State.EJECTED, reason, now) + self._dispatch(now)  # backups may be due
-
-    def answered(self, name: str, now: float) -> list[Decision]:
-        """A probe succeeded. A model's last backend need not wait for its pause to end: one
-        request tries it now."""
-        backend = self.backends[name]
-        if backend.state is not State.EJECTED or self._others_ready(backend):
-            return []
-        backend.ejection.until = min(backend.ejection.until, now)
-        return self._dispatch(now)
-
-    def restarted(self, name: str) -> None:
-        """The engine is a new process: its cache is empty, its speed is to be learnt anew, its failures are
-        the old one's."""
-        self.backends[name].restarted()
-        self.backends[name].ejection.succeeded()
-
     # -- what people and metrics look at ----------------------------------------------------------
 
     def lease(self, id: str) -> Lease | None:
@@ -278,14 +165,6 @@ class Admission:
         if self._closed:
             return Rejected(call, Refusal.SHUTTING_DOWN)
         return self._placement.fitting(call)
-
-    def has_ready(self, call: Call) -> bool:
-        """Whether a backend of this call's model is ready, be its slots full."""
-        return any(b.state is State.READY and b.serves(call) for b in self.backends.values())
-
-    def unavailable(self, call: Call) -> bool:
-        """Whether every backend of this call's model is down or ejected."""
-        return all(b.state in UNAVAILABLE for b in self.backends.values() if b.serves(call))
 
     def models(self) -> tuple[str, ...]:
         """All models that some backend serves."""
@@ -302,12 +181,14 @@ class Admission:
         groups, late = self._with_room(overdue, now)
         if not groups and not late:  # what is free is not for them, so the queue need not even be sorted
             return decisions
-        self._placement.begin(crowded=len(self.queue) > 1)
+        ranked = self.queue.ranked(groups, overdue, now, self._placement.passed)
+        self._placement.begin(crowded=len(self.queue) > 1, held_seconds=self.queue.held(now))
         kept: set[str] = set()  # backends whose kv budget an overdue call waits for
-        for waiting in self.queue.ranked(groups, overdue, now):
+        for waiting in ranked:
             id, group = waiting.call.id, group_of(waiting.call)
             if group not in groups and not (group in late and id in overdue):
                 continue
+            self.queue.looked(waiting)
             if self._placement.passes(waiting, now, overdue=id in overdue):
                 continue
             decision = self._place(waiting, now, kept, overdue=id in overdue)
@@ -382,18 +263,3 @@ class Admission:
         if backend.state is State.DRAINING and not backend.leases:
             return self._enter(backend, State.DRAINED, backend.why, now)
         return []
-
-    def _enter(self, backend: Backend, state: State, why: str, now: float) -> list[Decision]:
-        if backend.state is state and backend.why == why:
-            return []
-        if backend.state is not state:
-            backend.since = now
-        backend.state, backend.why = state, why
-        return [StateChanged(backend.name, state, why)]
-
-    def _others_ready(self, backend: Backend) -> bool:
-        """Whether each model of this backend has another one that is ready."""
-        ready = [b for b in self.backends.values() if b is not backend and b.state is State.READY]
-        if backend.models is None:
-            return bool(ready)
-        return all(any(b.models is None or model in b.models for b in ready) for model in backend.models)

@@ -1,16 +1,12 @@
 """Which waiting call goes next: overdue ones first come first served, then by class, then those whose
-accounts had less, then by response ratio.
+accounts had less, then by response ratio (see `rank`).
 
-The response ratio is (wait + service) / service: short calls go first, but each second of waiting counts for
-them all, so long ones come to their turn. What is overdue goes before every class, or a steady flow of a
-higher one would starve it. Of each agent and class only the call that came first can be, while none of them
-is started: or whoever sends the most would soon go before all others.
+What is overdue goes before every class, or a steady flow of a higher one would starve it. Of each agent and
+class only the call that came first can be, while none of them is started: or whoever sends the most would
+soon go before all others.
 """
 
 from __future__ import annotations
-
-import heapq
-from collections.abc import Iterable, Iterator
 
 from policies.fairness import Account
 from policies.types import Call
@@ -23,15 +19,6 @@ OVERDUE_SERVICES = 4.0  # a long call may be expected to wait longer
 def patience(waiting: Waiting) -> float:
     """Seconds after which a call is overdue."""
     return max(OVERDUE_SECONDS, OVERDUE_SERVICES * waiting.service_seconds)
-
-
-def ranked(calls: Iterable[Waiting], now: float) -> Iterator[Waiting]:
-    """Calls between which class and accounts make no difference, best first; only as many are sorted as are
-    asked for. The id decides between equals, so that runs repeat."""
-    heap = [((w.call.arrived - now) / w.service_seconds, w.call.id, w) for w in calls]
-    heapq.heapify(heap)
-    while heap:
-        yield heapq.heappop(heap)[-1]
 
 
 def after(call: Call, ahead: set[Account]) -> int:

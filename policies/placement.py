@@ -59,6 +59,7 @@ class Placement:
         self.returns = Returns()
         self._crowded = False  # more than one call waits
         self._holds = 0  # calls that hold, at this event
+        self._hold_due = False  # whether there is one that may do so no longer
         self._gated: dict[bool, list[Backend]] = {}  # with room, for people or not, if all read long prompts
 
     def follow(self, limits: Limits) -> None:
@@ -84,10 +85,12 @@ class Placement:
         """All models that some backend serves."""
         return tuple(sorted({model for b in self._backends.values() for model in b.models or ()}))
 
-    def begin(self, *, crowded: bool = False) -> None:
+    def begin(self, *, crowded: bool = False, held_seconds: float = 0.0) -> None:
         """An event: what was foreseen before it no longer holds. `crowded`: more than one call waits, so a
-        conversation that gives way now will have to wait for its turn to be read again."""
+        conversation that gives way now will have to wait for its turn to be read again. `held_seconds`: for
+        which a call holds by now, at most."""
         self._crowded = crowded
+        self._hold_due = held_seconds >= self._limits.hold_seconds_max
         self._holds = 0
         if self._forecasts:
             self._forecasts = {}
@@ -99,6 +102,13 @@ class Placement:
         if forecast is not None:
             self._forecasts[backend.name] = forecast.again(backend, self._limits, now)
         self._gated = {}
+
+    def passed(self, priority: Priority, holding: bool) -> bool:
+        """Whether of this class all that hold, or all that do not, need not be looked at any more: `passes`
+        would say so of each."""
+        if priority is Priority.INTERACTIVE:
+            return False
+        return self._holds >= HOLDS_MAX and not self._hold_due if holding else self._holds >= NEW_HOLDS_MAX
 
     def passes(self, waiting: Waiting, now: float, *, overdue: bool) -> bool:
         """Whether it need not be looked at now: it holds behind others, or the gate keeps it. An overdue call

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import heapq
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Collection, Hashable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
+from functools import partial
 
 from policies import order
 from policies.fairness import Fairness
+from policies.rank import Rank, best_first
 from policies.release_rate import ReleaseRate
 from policies.types import Call, Limits, Priority, Refusal, Rejected
 from policies.waiting import Waiting
@@ -33,9 +36,11 @@ class Queue:
         self.fairness = Fairness()
         self.follow(limits)
         self._waiting: dict[str, Waiting] = {}
-        # By kind, then by how far they go after others of their class, since of a deep queue only the first
-        # of these are looked at.
-        self._groups: dict[Group, dict[int, dict[str, Waiting]]] = {}
+        # By kind, then by how far they go after others of their class and whether they hold, since of a deep
+        # queue only the first of these are looked at.
+        self._groups: dict[Group, dict[tuple[int, bool], Rank]] = {}
+        self._looked: list[Waiting] = []  # since they were ranked
+        self._holds: list[tuple[float, str, Waiting]] = []  # a heap, by when each would have begun in one go
         self._flows: dict[Hashable, Flow] = {}
         self._releases = ReleaseRate()
         self._paces: dict[Group, ReleaseRate] = {}  # at which calls of a kind start, while some wait
@@ -102,9 +107,7 @@ class Queue:
 
     def groups(self) -> dict[Group, Waiting]:
         """The kinds of calls that wait, each with one of them."""
-        return {
-            group: next(iter(next(iter(places.values())).values())) for group, places in self._groups.items()
-        }
+        return {group: next(iter(ranks.values())).any() for group, ranks in self._groups.items()}
 
     def overdue(self, now: float) -> dict[str, Group]:
         """Kinds of the calls, by id, that have waited so long that they go first: of each agent and class the
@@ -120,40 +123,86 @@ class Queue:
                 late[id] = group_of(waiting.call)
         return late
 
+    def looked(self, waiting: Waiting) -> None:
+        """It was looked at, so its length or its hold may be another."""
+        self._looked.append(waiting)
+
+    def held(self, now: float) -> float:
+        """Seconds for which a call that holds has left slots free, at most; 0: none does."""
+        holds = self._holds
+        while holds and not self._holding(*holds[0]):
+            heapq.heappop(holds)
+        return now - holds[0][0] if holds else 0.0
+
     def ranked(
-        self, groups: Collection[Group], overdue: Mapping[str, Group], now: float
+        self,
+        groups: Collection[Group],
+        overdue: Mapping[str, Group],
+        now: float,
+        passed: Callable[[Priority, bool], bool] = lambda priority, holding: False,
     ) -> Iterator[Waiting]:
-        """The overdue calls, and all of these kinds, in the order in which they may claim a slot."""
-        for id in self.fairness.compare():
-            waiting = self._waiting[id]
-            self._exit(waiting)
-            self._enter(waiting)
-        return self._ranked(groups, overdue, now)
+        """The overdue calls, and all of these kinds, in the order in which they may claim a slot. `passed`:
+        whether of a class those that hold, or those that do not, need not be looked at any more."""
+        changed = self.fairness.compare()
+        looked, self._looked = self._looked, []
+        for waiting in (*(self._waiting[id] for id in changed), *looked):
+            if self._waiting.get(waiting.call.id) is waiting:
+                self._settle(waiting)
+        return self._ranked(groups, overdue, now, passed)
 
     def _ranked(
-        self, groups: Collection[Group], overdue: Mapping[str, Group], now: float
+        self,
+        groups: Collection[Group],
+        overdue: Mapping[str, Group],
+        now: float,
+        passed: Callable[[Priority, bool], bool],
     ) -> Iterator[Waiting]:
         late = [self._waiting[id] for id in overdue]
         yield from sorted(late, key=lambda waiting: (waiting.call.arrived, waiting.call.id))
-        places = {(group[-1], after) for group in groups for after in self._groups.get(group, ())}
+        places = {(group[-1], after) for group in groups for after, _ in self._groups.get(group, ())}
         for priority, after in sorted(places):
-            ranks = [self._groups.get(group, {}).get(after, {}) for group in groups if group[-1] is priority]
-            calls = [waiting for rank in ranks for id, waiting in rank.items() if id not in overdue]
-            yield from order.ranked(calls, now)
+            ranks = [
+                rank
+                for group in groups
+                if group[-1] is priority
+                for place, rank in self._groups.get(group, {}).items()
+                if place[0] == after and not passed(priority, rank.holding)
+            ]
+            for waiting in best_first(ranks, now, partial(passed, priority)):
+                if waiting.call.id not in overdue:
+                    yield waiting
+
+    def _settle(self, waiting: Waiting) -> None:
+        """Move it where it belongs by now."""
+        place = self._place(waiting)
+        if place != waiting.place or not self._groups[group_of(waiting.call)][place].right(waiting):
+            self._exit(waiting)
+            self._enter(waiting)
+
+    def _place(self, waiting: Waiting) -> tuple[int, bool]:
+        return order.after(waiting.call, self.fairness.ahead), waiting.held_since is not None
 
     def _enter(self, waiting: Waiting) -> None:
-        waiting.after = order.after(waiting.call, self.fairness.ahead)
-        places = self._groups.setdefault(group_of(waiting.call), {})
-        places.setdefault(waiting.after, {})[waiting.call.id] = waiting
+        if waiting.held_since is not None and not waiting.place[1]:
+            heapq.heappush(self._holds, (waiting.held_since - waiting.held_seconds, waiting.call.id, waiting))
+        waiting.place = after, holding = self._place(waiting)
+        ranks = self._groups.setdefault(group_of(waiting.call), {})
+        rank = ranks.get((after, holding)) or ranks.setdefault((after, holding), Rank(holding=holding))
+        rank.add(waiting)
 
     def _exit(self, waiting: Waiting) -> None:
         group = group_of(waiting.call)
-        places = self._groups[group]
-        del places[waiting.after][waiting.call.id]
-        if not places[waiting.after]:
-            del places[waiting.after]
-        if not places:
+        ranks = self._groups[group]
+        ranks[waiting.place].remove(waiting)
+        if not ranks[waiting.place]:
+            del ranks[waiting.place]
+        if not ranks:
             del self._groups[group]
+
+    def _holding(self, since: float, id: str, waiting: Waiting) -> bool:
+        """Whether it still does, and did at that time."""
+        still = waiting.held_since is not None and waiting.held_since - waiting.held_seconds == since
+        return still and self._waiting.get(id) is waiting
 
     def ordered(self, now: float) -> list[Waiting]:
         """All of them in that order."""
@@ -162,8 +211,8 @@ class Queue:
     def lengths(self) -> Mapping[Priority, int]:
         """Waiting calls by class."""
         lengths: Counter[Priority] = Counter()
-        for (_, _, priority), places in self._groups.items():
-            lengths[priority] += sum(map(len, places.values()))
+        for (_, _, priority), ranks in self._groups.items():
+            lengths[priority] += sum(map(len, ranks.values()))
         return lengths
 
     def predicted_wait(self, position: int) -> float | None:
@@ -177,7 +226,8 @@ class Queue:
             return Rejected(call, Refusal.QUEUE_FULL, self.predicted_wait(0))
         if call.start_by is None:
             return None
-        position = next(i for i, waiting in enumerate(self.ordered(now)) if waiting.call is call)
+        order = self.ranked(tuple(self._groups), self.overdue(now), now)
+        position = next(i for i, waiting in enumerate(order) if waiting.call is call)
         wait = self.predicted_wait(position)
         late = wait is not None and now + wait > call.start_by
         return Rejected(call, Refusal.WAIT_TOO_LONG, wait) if late else None

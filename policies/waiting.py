@@ -22,7 +22,9 @@ class Waiting:
     unavailable_since: float | None = None  # all backends of its model are down or ejected
     service_seconds: float = SERVICE_SECONDS_MIN  # on the backend that would be done first
     starts_at: float | None = None  # as the last look at it foresaw
-    after: int = 0  # how far it goes after others of its class by what its accounts had; see `order`
+    # In the queue: how far it goes after others of its class by what its accounts had, see `order`; and
+    # whether it holds.
+    place: tuple[int, bool] = (0, False)
     held_seconds: float = 0.0  # for which it left slots free that it could have taken
     held_since: float | None = None  # it does so now
     costs: dict[str, tuple[int, ServiceModel, Cost]] = field(default_factory=dict)  # by backend, as of when

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from policies import order
 from policies.fairness import QUANTUM_SECONDS
 from policies.queue import Queue
 from policies.types import Call, Limits, Priority
@@ -35,7 +34,10 @@ def test_a_short_call_passes_a_long_one_that_has_not_waited_long() -> None:
     long = Waiting(a_call("long", arrived=0.0), 0.0, service_seconds=30.0)
     short = Waiting(a_call("short", arrived=50.0), 50.0, service_seconds=1.0)
     for now, first in ((50.1, "long"), (53.0, "short"), (51.0, "long")):
-        assert next(order.ranked([long, short], now)).call.id == first
+        queue = Queue(Limits())
+        for waiting in (long, short):
+            queue.put(waiting, now)
+        assert queue.ordered(now)[0].call.id == first
 
 
 def test_who_had_more_goes_after_the_others_of_its_class() -> None:
