@@ -15,9 +15,13 @@ from gateway.metrics import Metrics
 from gateway.settings import worded
 
 
-async def exposition(metrics: Metrics) -> Response:
+async def exposition(metrics: Metrics) -> bytes:
     """The metrics as text, rendered off the loop: with many backends that takes too long for a stream."""
-    text = await asyncio.to_thread(metrics.snapshot())
+    return await asyncio.to_thread(metrics.snapshot())
+
+
+def metrics_page(text: bytes) -> Response:
+    """The metrics as Prometheus reads them."""
     return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 

@@ -23,9 +23,11 @@ from gateway.admin.door import BODIES_BYTES_MAX, BODY_BYTES_MAX
 from gateway.admin.events import Events
 from gateway.admin.figures import Reader
 from gateway.admin.history import History
+from gateway.admin.operations import Whole
+from gateway.admin.own import Own
 from gateway.admin.routes import admin_app
 from gateway.advisor import Advisor
-from gateway.api import answer_errors, exposition
+from gateway.api import answer_errors, metrics_page
 from gateway.auth import AdminGuard, Keys
 from gateway.bookkeeper import Bookkeeper
 from gateway.counting import Counting
@@ -102,19 +104,20 @@ class Gateway:
             Accounts(self.metrics, lessons, self.bookkeeper, history, *([] if window is None else [window])),
             clock,
         )
-        self.events = Events(
-            Reader(
-                self.admission,
-                self.fleet,
-                self.inflights,
-                self.metrics,
-                history,
-                self.prefixes.findings,
-                self.mender,
-                self.why_not_ready,
-                clock,
-            )
+        self.reader = Reader(
+            self.admission,
+            self.fleet,
+            self.inflights,
+            self.metrics,
+            history,
+            self.prefixes.findings,
+            self.mender,
+            self.why_not_ready,
+            clock,
         )
+        self.own = Own(self)
+        self.whole: Whole = self.own  # what answers clients for all processes of the gateway
+        self.events = Events(self.own)
         self.dispatcher.state_changed.append(self.events.state_changed)
         self.stopping = False  # not ready any more, whatever the backends say
         self.stop: Callable[[], None] = partial(signal.raise_signal, signal.SIGTERM)  # whoever runs it
@@ -122,7 +125,7 @@ class Gateway:
         self.reload = Reload(self, read or (lambda: settings), where)
         self.guard = AdminGuard(settings.server.admin_token.get_secret_value())
         self.admin_intake = Intake(BODY_BYTES_MAX, BODIES_BYTES_MAX)
-        self.admin = admin_app(self, self.guard, self.admin_intake)
+        self.admin = admin_app(self.own, self.events, self.guard, self.admin_intake)
         for backend in settings.backends:
             self.fleet.add(backend)
 
@@ -227,14 +230,14 @@ def client_api(gateway: Gateway) -> FastAPI:
 
     @api.api_route("/ready", methods=["GET", "HEAD"])
     async def ready() -> JSONResponse:
-        why = gateway.why_not_ready()
+        why = gateway.why_not_ready() and await gateway.whole.why_not_ready()
         reason = why or gateway.dispatcher.fault
         return JSONResponse({"ready": not why} | ({"reason": reason} if reason else {}), 503 if why else 200)
 
     @api.get("/metrics")
     async def metrics(request: Request) -> Response:
         gateway.keys.identify(request.scope["headers"])
-        return await exposition(gateway.metrics)
+        return metrics_page(await gateway.whole.exposition())
 
     @api.get("/v1/models")
     async def models(request: Request) -> JSONResponse:

@@ -83,9 +83,39 @@ class Listener(uvicorn.Server):
             server.close()
 
 
-async def _reload(gateway: Gateway) -> None:
-    with contextlib.suppress(ConfigError):  # which is in the log
-        await gateway.reload()
+class Steering:
+    """What may be said to a gateway that runs, from outside of its ports."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self.stopped, self.hurried = asyncio.Event(), asyncio.Event()
+        self._gateway = gateway
+        self._reloads: set[asyncio.Task[None]] = set()
+
+    def stop(self, *, pause: bool = True) -> None:
+        """End in order, with or without the pause for balancers; said again: end what runs."""
+        if self.stopped.is_set():
+            self._gateway.inflights.interrupt(errors.ShuttingDown)
+        if self.stopped.is_set() or not pause:
+            self.hurried.set()
+        self.stopped.set()
+
+    def reload(self) -> None:
+        """Read the configuration again."""
+        if not self.stopped.is_set():
+            self._reloads.add(task := asyncio.get_running_loop().create_task(self._reload()))
+            task.add_done_callback(self._reloads.discard)
+
+    async def _reload(self) -> None:
+        with contextlib.suppress(ConfigError):  # which is in the log
+            await self._gateway.reload()
+
+
+def by_signals(steering: Steering) -> None:
+    """Let signals say it."""
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, steering.stop)
+    loop.add_signal_handler(signal.SIGINT, partial(steering.stop, pause=False))
+    loop.add_signal_handler(signal.SIGHUP, steering.reload)
 
 
 def raise_descriptors() -> int:
@@ -109,44 +139,25 @@ def bind(host: str, port: int) -> socket.socket:
 async def serve(
     gateway: Gateway,
     clients: socket.socket,
-    operators: socket.socket,
+    operators: socket.socket | None,
     started: Callable[[], None],
     *,
     handed: bool = False,
+    steered: Callable[[Steering], None] = by_signals,
 ) -> None:
-    """Serve both ports until a signal comes and everything has ended. `started` is called once both
-    ports answer. `handed`: the clients' socket outlives this process."""
+    """Serve both ports until it is told to stop and everything has ended. `started` is called once they
+    answer. `operators`: None where another process asks for them. `handed`: the clients' socket outlives
+    this process. `steered`: who says what."""
     direct = {path.encode(): gateway.handler.serve for path in ROUTES}
     most = raise_descriptors()  # half for clients: the rest, for engines and operators, is never wanting
-    servers = [
-        Listener(gateway, "on", direct, min(CONNECTIONS_MAX, most // 2)),
-        Listener(gateway.admin, "off", {}, min(CONNECTIONS_MAX, most // 8)),
-    ]
-    loop = asyncio.get_running_loop()
-    stop, hurry = asyncio.Event(), asyncio.Event()
-
-    def signalled(number: int) -> None:
-        if stop.is_set():
-            gateway.inflights.interrupt(errors.ShuttingDown)
-        if stop.is_set() or number == signal.SIGINT:
-            hurry.set()
-        stop.set()
-
-    reloads: set[asyncio.Task[None]] = set()
-
-    def hung_up() -> None:
-        if not stop.is_set():
-            reloads.add(task := loop.create_task(_reload(gateway)))
-            task.add_done_callback(reloads.discard)
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, signalled, number)
-    loop.add_signal_handler(signal.SIGHUP, hung_up)
-    gateway.stop = partial(signalled, signal.SIGTERM)
-    tasks = [
-        loop.create_task(server.serve(sockets=[listening]))
-        for server, listening in zip(servers, (clients, operators), strict=True)
-    ]
+    ports = [(Listener(gateway, "on", direct, min(CONNECTIONS_MAX, most // 2)), clients)]
+    if operators is not None:
+        ports.append((Listener(gateway.admin, "off", {}, min(CONNECTIONS_MAX, most // 8)), operators))
+    servers = [server for server, _ in ports]
+    loop, steering = asyncio.get_running_loop(), Steering(gateway)
+    steered(steering)
+    gateway.stop = steering.stop
+    tasks = [loop.create_task(server.serve(sockets=[listening])) for server, listening in ports]
     try:
         # uvicorn tells by a flag only
         while not all(server.started for server in servers) and not any(task.done() for task in tasks):  # noqa: ASYNC110
@@ -158,7 +169,7 @@ async def serve(
         sys.setswitchinterval(SWITCH_SECONDS)
         started()
         systemd.tell("READY=1")
-        await asyncio.wait([loop.create_task(stop.wait()), *tasks], return_when="FIRST_COMPLETED")
+        await asyncio.wait([loop.create_task(steering.stopped.wait()), *tasks], return_when="FIRST_COMPLETED")
         gateway.stopping = True
         systemd.tell("STOPPING=1")
         for server in servers:
@@ -169,7 +180,7 @@ async def serve(
                 "stopping: %d requests have up to %g s to finish; a second signal ends them", left, seconds
             )
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(hurry.wait(), gateway.settings.server.shutdown_pause_seconds)
+            await asyncio.wait_for(steering.hurried.wait(), gateway.settings.server.shutdown_pause_seconds)
         if handed:
             servers[0].accept_no_more()
             await asyncio.sleep(LAST_REQUEST_SECONDS)

@@ -68,7 +68,7 @@ class Reload:
             raise ConfigError(
                 [Fault(self._where, "backends", "there is none any more; name at least one engine")]
             )
-        together = self._with_what_stands(settings)
+        together = with_what_stands(self._gateway.settings, settings)
         members = []
         faults = [Fault(self._where, dotted(path), reason) for path, reason in contradictions(together)]
         for i, backend in enumerate(settings.backends):
@@ -88,20 +88,20 @@ class Reload:
         differing = list(_differing(before, settings))
         standing = tuple(name for name in differing if name.startswith(STANDING))
         changed = tuple(name for name in differing if name not in standing)
-        gateway.follow(self._with_what_stands(settings), members)
+        gateway.follow(with_what_stands(before, settings), members)
         gateway.metrics.config_invalid(False)
         log.info("the configuration was read again; changed: %s", ", ".join(changed) or "nothing")
         if standing:
             log.warning("%s: read at the start only; restart the gateway to change it", ", ".join(standing))
         return Reloaded(changed, standing)
 
-    def _with_what_stands(self, settings: Settings) -> Settings:
-        """The settings as they can be followed. They may contradict what stands: a port that listens to
-        everybody needs its token."""
-        before = self._gateway.settings
-        server = settings.server.model_copy(update={name: getattr(before.server, name) for name in ADDRESSES})
-        standing = {name: getattr(before, name) for name in PARTS}
-        return settings.model_copy(update={"server": server, **standing})
+
+def with_what_stands(before: Settings, settings: Settings) -> Settings:
+    """The settings as they can be followed. They may contradict what stands: a port that listens to everybody
+    needs its token."""
+    server = settings.server.model_copy(update={name: getattr(before.server, name) for name in ADDRESSES})
+    standing = {name: getattr(before, name) for name in PARTS}
+    return settings.model_copy(update={"server": server, **standing})
 
 
 def _differing(before: Settings, after: Settings) -> Iterator[str]:

@@ -17,8 +17,8 @@ from pydantic import BaseModel
 from starlette.types import Receive, Scope, Send
 
 from gateway import errors
-from gateway.admin.figures import Reader
 from gateway.admin.history import STEP_SECONDS
+from gateway.admin.operations import Source
 from gateway.client import EVENT_STREAM
 from gateway.edge import ABORT, AsgiArrival
 from policies.types import State, StateChanged
@@ -93,9 +93,9 @@ class Listener:
 class Events:
     """Everybody who listens, and the one producer."""
 
-    def __init__(self, reader: Reader, tick_seconds: float = TICK_SECONDS) -> None:
+    def __init__(self, source: Source, tick_seconds: float = TICK_SECONDS) -> None:
         self.listeners: list[Listener] = []
-        self._reader = reader
+        self._source = source
         self._tick_seconds = tick_seconds
         self._producer: asyncio.Task[None] | None = None
         self._closed = False
@@ -105,16 +105,16 @@ class Events:
         """Whether figures are being read."""
         return self._producer is not None
 
-    def join(self, abort: Callable[[], None] | None = None) -> Listener:
+    async def join(self, abort: Callable[[], None] | None = None) -> Listener:
         """A new listener, which is told everything at once; `abort` closes its connection. Raises
         ShuttingDown."""
+        listener = Listener(abort)
+        listener.tell(event("lines", await self._source.lines()))
+        listener.tell(event("figures", await self._source.figures()))
         if self._closed:
             raise errors.ShuttingDown
         if len(self.listeners) == LISTENERS_MAX:
             self._drop(self.listeners[0])
-        listener = Listener(abort)
-        listener.tell(event("lines", self._reader.lines()))
-        listener.tell(event("figures", self._reader.figures()))
         self.listeners.append(listener)
         if self._producer is None:
             self._producer = asyncio.get_running_loop().create_task(self._run())
@@ -148,10 +148,10 @@ class Events:
         while True:
             await asyncio.sleep(self._tick_seconds)
             try:
-                self._tell(event("figures", self._reader.figures()))
+                self._tell(event("figures", await self._source.figures()))
                 if time.monotonic() - drawn >= STEP_SECONDS:
                     drawn = time.monotonic()
-                    self._tell(event("lines", self._reader.lines()))
+                    self._tell(event("lines", await self._source.lines()))
             except Exception:  # a defect of ours; pages would show it as a lost connection, for ever
                 log.exception("the figures of this second failed inside the gateway")
 
@@ -175,7 +175,7 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         arrival = AsgiArrival(scope, receive, send)
-        listener = self._events.join(scope.get("extensions", {}).get(ABORT))
+        listener = await self._events.join(scope.get("extensions", {}).get(ABORT))
         try:
             arrival.watch(listener.end)
             await arrival.send((200, EVENT_STREAM), b"", last=False)

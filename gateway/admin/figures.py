@@ -144,22 +144,18 @@ class Reader:
             ],
         )
 
+    def steps(self) -> dict[int, Step]:
+        """What lines are drawn from."""
+        return self._history.steps(self._clock(), self._inflights.records(), self._metrics.tokens_so_far)
+
     def lines(self) -> Lines:
         """Those up to now."""
         now = self._clock()
-        steps = self._history.steps(now, self._inflights.records(), self._metrics.tokens_so_far)
         breaking = [one for one in self._findings.worst() if one[1].breaks]
-        return Lines(
-            at=round(time.time(), 1),
-            step_seconds=STEP_SECONDS,
-            steps=_points(steps),
-            agents=_agents(steps),
-            breaking=[
-                prefix_view(agent, finding, self._mender, now)
-                for agent, finding in breaking[:BREAKING_SHOWN_MAX]
-            ],
-            breaking_total=len(breaking),
-        )
+        shown = [
+            prefix_view(agent, finding, self._mender, now) for agent, finding in breaking[:BREAKING_SHOWN_MAX]
+        ]
+        return lines_of(self.steps(), shown, len(breaking))
 
     def _backend(self, backend: Backend, rate: float, now: float) -> BackendFigures:
         hit_ratio = self._metrics.prefix_hit_ratio(backend.name)
@@ -200,6 +196,18 @@ class Reader:
             return tokens, None
         seconds = record.last_token - record.first_token
         return tokens, round((tokens - 1) / seconds, 1) if seconds > 0 else None
+
+
+def lines_of(steps: dict[int, Step], breaking: list[PrefixView], breaking_total: int) -> Lines:
+    """The lines that are drawn from these steps."""
+    return Lines(
+        at=round(time.time(), 1),
+        step_seconds=STEP_SECONDS,
+        steps=_points(steps),
+        agents=_agents(steps),
+        breaking=breaking[:BREAKING_SHOWN_MAX],
+        breaking_total=breaking_total,
+    )
 
 
 def _phase(live: Inflight) -> str:

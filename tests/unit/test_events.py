@@ -77,10 +77,10 @@ async def heard(listener: Listener, name: str) -> dict[str, Any]:
 
 async def test_nothing_runs_while_nobody_listens(gateway: Gateway) -> None:
     """The producer starts with the first listener, is one for all, and ends with the last."""
-    events = Events(reader(gateway), SHORT)
+    events = Events(gateway.own, SHORT)
     before = asyncio.all_tasks()
     assert not events.runs
-    first, second = events.join(), events.join()
+    first, second = await events.join(), await events.join()
     (producer,) = asyncio.all_tasks() - before
     events.leave(first)
     assert events.runs
@@ -93,15 +93,15 @@ async def test_nothing_runs_while_nobody_listens(gateway: Gateway) -> None:
 
 async def test_a_newcomer_is_told_everything_at_once(gateway: Gateway) -> None:
     """Lines and figures come before the first tick."""
-    listener = Events(reader(gateway), 1000).join()
+    listener = await Events(gateway.own, 1000).join()
     names = [read(await anext(listener.events()))[0] for _ in range(2)]
     assert names == ["lines", "figures"]
 
 
 async def test_all_listeners_hear_the_same_bytes(gateway: Gateway) -> None:
     """Figures are read and written out once, whoever listens."""
-    events = Events(reader(gateway), SHORT)
-    listeners = [events.join() for _ in range(3)]
+    events = Events(gateway.own, SHORT)
+    listeners = [await events.join() for _ in range(3)]
     for listener in listeners:
         for _ in range(2):
             await anext(listener.events())
@@ -113,8 +113,8 @@ async def test_all_listeners_hear_the_same_bytes(gateway: Gateway) -> None:
 
 async def test_a_change_of_state_is_told_at_once(gateway: Gateway) -> None:
     """No tick is waited for; the words are those of the change."""
-    events = Events(reader(gateway), 1000)
-    listener = events.join()
+    events = Events(gateway.own, 1000)
+    listener = await events.join()
     events.state_changed(StateChanged("small", State.DRAINING, "new driver"))
     told = await heard(listener, "state")
     assert abs(told.pop("at") - time.time()) < SECONDS_MAX
@@ -123,14 +123,14 @@ async def test_a_change_of_state_is_told_at_once(gateway: Gateway) -> None:
 
 async def test_the_gateways_own_changes_are_told(gateway: Gateway) -> None:
     """It is Admission that changes states; the page hears of it."""
-    listener = gateway.events.join()
+    listener = await gateway.events.join()
     gateway.fleet.drain("small", "")
     assert (await heard(listener, "state"))["state"] == "drained"
 
 
 async def test_a_listener_that_takes_nothing_is_dropped(gateway: Gateway) -> None:
     """Its answer ends though its connection hangs, without an error; those who listen go on."""
-    events = Events(reader(gateway), SHORT)
+    events = Events(gateway.own, SHORT)
     sent: list[Message] = []
 
     async def send(message: Message) -> None:
@@ -144,7 +144,7 @@ async def test_a_listener_that_takes_nothing_is_dropped(gateway: Gateway) -> Non
 
     scope = {"type": "http", "path": "/admin/events", "headers": []}
     hangs = asyncio.create_task(EventStream(events)(scope, receive, send))
-    listener = events.join()
+    listener = await events.join()
     async with asyncio.timeout(SECONDS_MAX):
         async for _ in listener.events():
             if hangs.done():
@@ -159,7 +159,7 @@ async def test_who_is_dropped_is_no_error_in_the_log(
     gateway: Gateway, caplog: pytest.LogCaptureFixture
 ) -> None:
     """On a connection from which nobody reads: it is closed, and what its answer lacks is nobody's defect."""
-    events = Events(reader(gateway), 1000)
+    events = Events(gateway.own, 1000)
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await EventStream(events)(scope, receive, send)
@@ -181,7 +181,7 @@ async def test_who_is_dropped_is_no_error_in_the_log(
 
 async def test_a_cancelled_answer_is_cancelled(gateway: Gateway) -> None:
     """Only its own drop ends quietly; a shutdown's cancellation passes, and nobody is left behind."""
-    events = Events(reader(gateway), 1000)
+    events = Events(gateway.own, 1000)
 
     async def hang(*_: object) -> Any:
         await asyncio.Event().wait()
@@ -198,10 +198,10 @@ async def test_a_cancelled_answer_is_cancelled(gateway: Gateway) -> None:
 
 async def test_listeners_have_a_limit(gateway: Gateway) -> None:
     """One more, and the one who came first makes room."""
-    events, tasks = Events(reader(gateway), 1000), []
+    events, tasks = Events(gateway.own, 1000), []
 
     async def listen() -> Listener:
-        listener = events.join()
+        listener = await events.join()
         try:
             await asyncio.sleep(SECONDS_MAX)
         except asyncio.CancelledError:

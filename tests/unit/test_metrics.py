@@ -160,8 +160,8 @@ async def test_the_text_is_made_off_the_event_loop() -> None:
             return lambda: made.append(threading.get_ident()) or text()
 
     here = threading.get_ident()
-    answer = await exposition(Told(fleet(), "0.1.0"))
-    assert b"slotgate_slots" in answer.body
+    text = await exposition(Told(fleet(), "0.1.0"))
+    assert b"slotgate_slots" in text
     assert made
     assert made[0] != here
 
