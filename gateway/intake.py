@@ -11,8 +11,7 @@ from collections.abc import Callable
 from types import TracebackType
 
 from gateway import errors
-
-RETRY_SECONDS = 1.0
+from policies.release_rate import ReleaseRate
 
 
 class Intake:
@@ -22,6 +21,7 @@ class Intake:
         self.bytes = 0
         self._readings: dict[Reading, None] = {}  # the one that has been silent longest is first
         self._closed = False
+        self._rate = ReleaseRate()  # at which they become whole, or are given up by their senders
         self.follow(body_bytes_max, bytes_max)
 
     def follow(self, body_bytes_max: int, bytes_max: int | None = None) -> None:
@@ -46,6 +46,8 @@ class Intake:
         """This one is on its way."""
         if self._closed:
             raise errors.ShuttingDown
+        if not self._readings:
+            self._rate.waits(reading.at)
         self._readings[reading] = None
 
     def hold(self, reading: Reading, more_bytes: int) -> None:
@@ -55,13 +57,15 @@ class Intake:
             self._readings[reading] = None
             self.bytes += more_bytes
             while self._bytes_max is not None and self.bytes > self._bytes_max:
-                next(iter(self._readings)).end(errors.QueueFull(RETRY_SECONDS))
+                next(iter(self._readings)).end(errors.QueueFull(self._rate.expected(reading.at) or 1.0))
 
-    def leave(self, reading: Reading) -> None:
-        """It is whole, or given up."""
+    def leave(self, reading: Reading, now: float | None = None) -> None:
+        """It is whole, or its sender gave it up; without `now`, it was refused."""
         if reading in self._readings:
             del self._readings[reading]
             self.bytes -= reading.bytes
+            if now is not None:
+                self._rate.released(now, waiting=True)
 
 
 class Reading:
@@ -87,7 +91,7 @@ class Reading:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._intake.leave(self)
+        self._intake.leave(self, self._loop.time())
         try:
             await self._limit.__aexit__(kind, error, trace)
         except TimeoutError:

@@ -8,6 +8,7 @@ import pytest
 
 from gateway import errors
 from gateway.intake import Intake
+from tests.simulation import virtual
 
 FOREVER = 3600.0
 
@@ -66,6 +67,25 @@ async def test_who_is_silent_longest_goes_first() -> None:
         await sender.has(None)
         await sender.task
     assert intake.bytes == 0
+
+
+def test_who_is_refused_is_told_how_long_others_took() -> None:
+    """The seconds from one body that became whole to the next; before any did, a second."""
+
+    async def main() -> None:
+        intake = Intake(100, 100)
+        for expected in (1, 20):
+            silent, busy = Sender(intake, 99.0), Sender(intake, 99.0)
+            await silent.has(60)
+            await busy.has(41)
+            with pytest.raises(errors.QueueFull) as refused:
+                await silent.task
+            assert dict(refused.value.headers())[b"retry-after"] == b"%d" % expected
+            await asyncio.sleep(20.0)
+            await busy.has(None)
+            await busy.task
+
+    virtual.run(main())
 
 
 async def test_one_that_is_too_much_alone_is_refused_itself() -> None:
