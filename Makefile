@@ -12,7 +12,7 @@ demo: $(VENV)/demo
 test: check
 	@$(BIN)/python tests/debian.py
 	@$(BIN)/python tests/real/hermes.py --install
-	@$(BIN)/python -m pytest -q -m "not long" $(ARGS)
+	@$(BIN)/python -m pytest -q -n 2 --dist loadgroup -m "not long" $(ARGS)
 
 test-long: $(VENV)/test
 	@$(BIN)/python tests/debian.py
