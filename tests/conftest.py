@@ -1,7 +1,7 @@
 """Every test ends: one that takes far too long is stopped where it hangs. And Ctrl-C reaches its children.
 
-`make test` shares the tests out to two workers, since most of its time is spent waiting. Those that start processes go
-folder by folder, so that no more than two of them run side by side.
+`make test` shares the tests out to two workers, since most of its time is spent waiting. Those that start
+processes go folder by folder, so that no more than two of them run side by side.
 """
 
 from __future__ import annotations
