@@ -10,12 +10,11 @@ A call is in exactly one place: waiting, or holding one lease, or forgotten.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from policies import filters
 from policies.ejection import RAMP_SLOTS
 from policies.placement import Place, Placement
-from policies.queue import Group, Queue, group_of
+from policies.queue import Queue, group_of
+from policies.rank import Group, Rank
 from policies.roster import Roster
 from policies.tiers import Tiers
 from policies.types import (
@@ -177,11 +176,18 @@ class Admission(Roster):
         decisions: list[Decision] = []
         if not self.queue or not any(backend.free for backend in self.backends.values()):
             return decisions
-        overdue = self.queue.overdue(now)
-        groups, late = self._with_room(overdue, now)
-        if not groups and not late:  # what is free is not for them, so the queue need not even be sorted
+        groups, others = self._with_room(now)
+        if not groups and not others:  # what is free is not for them, so the queue need not even be sorted
             return decisions
-        ranked = self.queue.ranked(groups, overdue, now, self._placement.passed)
+        overdue = self.queue.overdue(now)
+        late = others.intersection(overdue.values())
+        if not groups and not late:
+            return decisions
+
+        def passed(rank: Rank) -> bool:
+            return rank.group not in groups or self._placement.passed(rank)
+
+        ranked = self.queue.ranked(groups, overdue, now, passed)
         self._placement.begin(crowded=len(self.queue) > 1, held_seconds=self.queue.held(now))
         kept: set[str] = set()  # backends whose kv budget an overdue call waits for
         for waiting in ranked:
@@ -200,18 +206,22 @@ class Admission(Roster):
                 continue
             self.queue.start(id, now)
             self._placement.started(self.backends[decision.lease.backend], now)
-            groups, late = self._with_room(overdue, now)
+            groups, others = self._with_room(now)
+            late = others.intersection(overdue.values())
             if not groups and not late:
                 break
         return decisions
 
-    def _with_room(self, overdue: Mapping[str, Group], now: float) -> tuple[set[Group], set[Group]]:
+    def _with_room(self, now: float) -> tuple[set[Group], set[Group]]:
         """The kinds of waiting calls for which some backend has a free slot; and those for whose overdue
-        calls one has."""
-        waiting, room = self.queue.groups(), self._placement.room
-        groups = {group for group, one in waiting.items() if room(one.call, now, overdue=False)}
-        late = {group for group in overdue.values() if group in waiting and group not in groups}
-        return groups, {group for group in late if room(waiting[group].call, now, overdue=True)}
+        calls alone one has."""
+        groups, others = set[Group](), set[Group]()
+        for group, one in self.queue.groups().items():
+            if self._placement.room(one.call, now, overdue=False):
+                groups.add(group)
+            elif self._placement.room(one.call, now, overdue=True):
+                others.add(group)
+        return groups, others
 
     def _place(
         self, waiting: Waiting, now: float, kept: set[str], *, overdue: bool = False

@@ -14,7 +14,8 @@ from policies import filters
 from policies.admission import Admission
 from policies.cost import Cost, cost, seconds_behind
 from policies.forecast import NEVER_SECONDS, Booking, Forecast
-from policies.queue import Group, group_of
+from policies.queue import group_of
+from policies.rank import Group
 from policies.tiers import tiers
 from policies.types import Backend, State
 from policies.waiting import Waiting
@@ -51,5 +52,5 @@ def starts(calls: Iterable[Waiting], admission: Admission, now: float) -> Iterat
 
 def _price(waiting: Waiting, backend: Backend) -> Cost:
     """What the call cost there at the last look, which is never long ago."""
-    known = waiting.costs.get(backend.name)
-    return cost(waiting.call, backend) if known is None else known[2]
+    known = waiting.quotes.get(backend.name)
+    return cost(waiting.call, backend) if known is None else known.price

@@ -10,21 +10,25 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
 from policies import filters, order
 from policies.cost import Cost, cost, seconds_behind
 from policies.forecast import Booking, Forecast
+from policies.rank import Rank
 from policies.returns import Returns
 from policies.tiers import Tiers, levels, tiers
 from policies.types import Backend, Call, Limits, Priority, Reason, Refusal, Rejected, State
-from policies.waiting import SERVICE_SECONDS_MIN, Waiting
+from policies.waiting import Quote, Waiting
 
 INTERACTIVE_SEEN_SECONDS = 60.0  # the reserve is kept this long after an interactive call
 HOLD_SHARE = 0.9  # of what it would cost to start now: less must be promised by waiting, as promises may fail
 HOLDS_MAX = 4  # at one event: whoever held before them still does, since each look costs as much as a start
 NEW_HOLDS_MAX = 8  # the same where those that begin to hold count too
 WAIT_SECONDS_MIN = 0.1  # of a call that cannot start now
+
+FLOOR = attrgetter("floor")
 
 
 class Offer(NamedTuple):
@@ -36,6 +40,14 @@ class Offer(NamedTuple):
     price: Cost
     wait_seconds: float = 0.0
     reserved: int = 0  # slots that are not for this call
+
+
+class View(NamedTuple):
+    """Backends as they are for all calls of a kind."""
+
+    why: dict[str, Reason]  # what keeps them from a backend
+    full: list[Backend]  # those that may take one later
+    open: list[Backend]  # those that may take one now
 
 
 class Place(NamedTuple):
@@ -57,6 +69,7 @@ class Placement:
         self._backends = backends
         self._forecasts: dict[str, Forecast] = {}  # as of this event
         self.returns = Returns()
+        self._views: dict[tuple[object, ...], View] = {}  # at this event
         self._crowded = False  # more than one call waits
         self._holds = 0  # calls that hold, at this event
         self._hold_due = False  # whether there is one that may do so no longer
@@ -95,6 +108,7 @@ class Placement:
         if self._forecasts:
             self._forecasts = {}
         self._gated = {}
+        self._views = {}
 
     def started(self, backend: Backend, now: float) -> None:
         """A call has just started there; those that wait for this backend still do."""
@@ -102,13 +116,15 @@ class Placement:
         if forecast is not None:
             self._forecasts[backend.name] = forecast.again(backend, self._limits, now)
         self._gated = {}
+        self._views = {}
 
-    def passed(self, priority: Priority, holding: bool) -> bool:
-        """Whether of this class all that hold, or all that do not, need not be looked at any more: `passes`
-        would say so of each."""
-        if priority is Priority.INTERACTIVE:
+    def passed(self, rank: Rank) -> bool:
+        """Whether none of them need be looked at any more: `passes` would say so of each."""
+        if rank.group[-1] is Priority.INTERACTIVE:
             return False
-        return self._holds >= HOLDS_MAX and not self._hold_due if holding else self._holds >= NEW_HOLDS_MAX
+        if rank.holding:
+            return self._holds >= HOLDS_MAX and not self._hold_due
+        return self._holds >= NEW_HOLDS_MAX
 
     def passes(self, waiting: Waiting, now: float, *, overdue: bool) -> bool:
         """Whether it need not be looked at now: it holds behind others, or the gate keeps it. An overdue call
@@ -129,7 +145,7 @@ class Placement:
         about it need be known, which spares a deep queue most of the work."""
         gated = self._all_gated(waiting.call, now)
         if not gated or any(
-            not b.serves(waiting.call) or not self._long(self._price(waiting, b)) for b in gated
+            not b.serves(waiting.call) or not self._long(self._quote(waiting, b).price) for b in gated
         ):
             return False
         for backend in gated:
@@ -157,18 +173,18 @@ class Placement:
         """Whether a backend of the call's model has a slot for its class; or none serves it any more."""
         seen, serving = self.interactive_seen(now), False
         for backend in self._backends.values():
-            if (not serving or backend.free) and backend.serves(call):
+            free = backend.free
+            if (not serving or free) and backend.serves(call):
                 serving = True
-                reserved = filters.reserved_slots(call, backend, self._limits, overdue=overdue) if seen else 0
-                if backend.free > reserved:
+                if free and not (
+                    seen and free <= filters.reserved_slots(call, backend, self._limits, overdue=overdue)
+                ):
                     return True
         return not serving and any(backend.free for backend in self._backends.values())
 
     def estimate(self, waiting: Waiting, backends: Sequence[Backend]) -> None:
         """How long the call would take, to rank it by."""
-        prices = [self._price(waiting, backend) for backend in backends]
-        least = min(price.prefill_seconds + price.decode_seconds for price in prices)
-        waiting.service_seconds = max(SERVICE_SECONDS_MIN, least)
+        waiting.takes(self._quote(waiting, backend).own_seconds for backend in backends)
 
     def find(
         self, waiting: Waiting, now: float, kept: set[str], *, overdue: bool = False
@@ -217,60 +233,95 @@ class Placement:
     ) -> Place | None:
         """Where the call costs least, its wait included, if that can take it now; else the best of those
         that can, unless the other one is worth the wait."""
-        call, limits, seen = waiting.call, self._limits, self.interactive_seen(now)
+        call, view = waiting.call, self._view(waiting.call, tier, now, overdue=overdue)
+        waiting.why.update(view.why)
         best: Offer | None = None
         second: Offer | None = None
-        full: list[Backend] = []  # those that cannot take it now
-        startable: list[Backend] = []  # and those that can
-        for backend in tier:
-            reason = filters.blocked(call, backend, limits, now, interactive_seen=seen, overdue=overdue)
-            if reason is Reason.NOT_READY or reason is Reason.PAUSED:
-                waiting.why[backend.name] = reason
-                continue
-            if backend.name in kept:
-                reason = Reason.KV_BUDGET
-            price = self._price(waiting, backend)
-            long = self._long(price)
-            if reason is None and long and filters.gated(backend, limits):
+        full = [self._quote(waiting, backend) for backend in view.full]  # where it cannot start now
+        startable: list[Quote] = []  # and where it can
+        for backend in view.open:
+            reason = None
+            if backend.kv_tokens is not None:
+                reason = self._blocked(call, backend, now, overdue=overdue)
+                if reason is Reason.NOT_READY or reason is Reason.PAUSED:
+                    waiting.why[backend.name] = reason
+                    continue
+                if backend.name in kept:
+                    reason = Reason.KV_BUDGET
+            quote = self._quote(waiting, backend)
+            long = self._long(quote.price)
+            if reason is None and long and filters.gated(backend, self._limits):
                 reason = Reason.GATE
-            if reason is None and len(tier) == 1:
-                return Place(backend, price, long)
             if reason is not None:
                 waiting.why[backend.name] = reason
-                full.append(backend)
+                full.append(quote)
                 continue
-            startable.append(backend)
+            if len(tier) == 1:
+                return Place(backend, quote.price, long)
+            startable.append(quote)
             ahead = self._forecast(backend, now).reading if backend.prefilling else 0.0
-            offer = Offer(seconds_behind(call, backend, price, ahead), backend.last_grant, backend, price)
+            offer = Offer(
+                seconds_behind(call, backend, quote.price, ahead), backend.last_grant, backend, quote.price
+            )
             if _better(offer, best):
                 best, second = offer, best
             elif _better(offer, second):
                 second = offer
         start = best  # the best of those that can take it
+        may_hold = start is None or waiting.held(now) < self._limits.hold_seconds_max
         worth = math.inf if start is None else self._worth(start)
-        for backend in full:
-            price = self._price(waiting, backend)
-            if seconds_behind(call, backend, price, 0.0) >= worth:
-                continue  # not worth any wait
-            reserved = filters.reserved_slots(call, backend, limits, overdue=overdue) if seen else 0
-            forecast = self._forecast(backend, now)
-            wait = max(WAIT_SECONDS_MIN, forecast.wait(reserved, long=self._long(price)))
-            seconds = seconds_behind(call, backend, price, max(wait, forecast.booked))
-            offer = Offer(seconds, backend.last_grant, backend, price, wait, reserved)
+        promising = [quote for quote in full if quote.floor < worth]  # if there were no wait
+        for quote in sorted(promising, key=FLOOR):
+            # What can start no sooner than at once need not be foreseen where that is too late.
+            waits = best is not None and best is not start and may_hold and best.seconds < worth
+            settled = best if waits else second
+            if settled is not None and quote.floor > settled.seconds:
+                break
+            offer = self._later(call, quote, now, overdue=overdue)
             if _better(offer, best):
                 best, second = offer, best
             elif _better(offer, second):
                 second = offer
         if best is None:
             return None
-        if start is not None and (best.seconds >= worth or waiting.held(now) >= limits.hold_seconds_max):
+        if start is not None and (best.seconds >= worth or not may_hold):
             return self._place(start, second if start is best else best)
-        self.estimate(waiting, full + startable)
-        waiting.why.update((backend.name, Reason.HOLD) for backend in startable)
+        waiting.takes(quote.own_seconds for quote in (*full, *startable))
+        waiting.why.update((quote.backend.name, Reason.HOLD) for quote in startable)
         waiting.hold(now, holds=start is not None)
         self._holds += start is not None
         self._book(waiting, best, now)
         return None
+
+    def _later(self, call: Call, quote: Quote, now: float, *, overdue: bool) -> Offer:
+        """What the call would cost on a backend that cannot take it now."""
+        backend, price, reserved = quote.backend, quote.price, 0
+        if self.interactive_seen(now):
+            reserved = filters.reserved_slots(call, backend, self._limits, overdue=overdue)
+        forecast = self._forecast(backend, now)
+        wait = max(WAIT_SECONDS_MIN, forecast.wait(reserved, long=self._long(price)))
+        seconds = seconds_behind(call, backend, price, max(wait, forecast.booked))
+        return Offer(seconds, backend.last_grant, backend, price, wait, reserved)
+
+    def _view(self, call: Call, tier: Sequence[Backend], now: float, *, overdue: bool) -> View:
+        """Which of these backends could take the call, whatever it costs there."""
+        kind = call.priority is Priority.INTERACTIVE, overdue, *tier
+        if (view := self._views.get(kind)) is None:
+            view = self._views[kind] = View({}, [], [])
+            for backend in tier:
+                if backend.kv_tokens is not None:  # how much it may hold is a matter of each call
+                    view.open.append(backend)
+                elif reason := self._blocked(call, backend, now, overdue=overdue):
+                    view.why[backend.name] = reason
+                    if reason is not Reason.NOT_READY and reason is not Reason.PAUSED:
+                        view.full.append(backend)
+                else:
+                    view.open.append(backend)
+        return view
+
+    def _blocked(self, call: Call, backend: Backend, now: float, *, overdue: bool) -> Reason | None:
+        seen = self.interactive_seen(now)
+        return filters.blocked(call, backend, self._limits, now, interactive_seen=seen, overdue=overdue)
 
     def _place(self, start: Offer, rival: Offer | None) -> Place:
         return Place(start.backend, start.price, self._long(start.price), rival)
@@ -297,14 +348,17 @@ class Placement:
             )
         )
 
-    def _price(self, waiting: Waiting, backend: Backend) -> Cost:
+    def _quote(self, waiting: Waiting, backend: Backend) -> Quote:
         """What the call costs there, worked out again only if something has changed."""
-        known = waiting.costs.get(backend.name)
-        if known is not None and known[0] == backend.changes and known[1] is backend.service:
-            return known[2]
+        known = waiting.quotes.get(backend.name)
+        if known is not None and known.changes == backend.changes and known.service is backend.service:
+            return known
         price = cost(waiting.call, backend, self.returns)
-        waiting.costs[backend.name] = (backend.changes, backend.service, price)
-        return price
+        own = price.prefill_seconds + price.decode_seconds
+        floor = seconds_behind(waiting.call, backend, price, 0.0)
+        quote = Quote(backend, backend.changes, backend.service, price, own, floor)
+        waiting.quotes[backend.name] = quote
+        return quote
 
     def _forecast(self, backend: Backend, now: float) -> Forecast:
         forecast = self._forecasts.get(backend.name)

@@ -3,29 +3,16 @@
 from __future__ import annotations
 
 import heapq
-from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
-from functools import partial
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 from policies import order
 from policies.fairness import Fairness
-from policies.rank import Rank, best_first
+from policies.flows import Flows
+from policies.rank import Group, Rank, best_first
 from policies.release_rate import ReleaseRate
 from policies.types import Call, Limits, Priority, Refusal, Rejected
 from policies.waiting import Waiting
-
-Group = tuple[str, str, Priority]  # calls of one model, route and class find the same slots
-
-
-class Flow:
-    """Calls of one agent and class that wait."""
-
-    __slots__ = ("calls", "started")
-
-    def __init__(self) -> None:
-        self.calls: list[tuple[float, str]] = []  # arrivals and ids, the first first
-        self.started = float("-inf")  # when one of them did, the last time
 
 
 class Queue:
@@ -41,7 +28,7 @@ class Queue:
         self._groups: dict[Group, dict[tuple[int, bool], Rank]] = {}
         self._looked: list[Waiting] = []  # since they were ranked
         self._holds: list[tuple[float, str, Waiting]] = []  # a heap, by when each would have begun in one go
-        self._flows: dict[Hashable, Flow] = {}
+        self._flows = Flows()
         self._releases = ReleaseRate()
         self._paces: dict[Group, ReleaseRate] = {}  # at which calls of a kind start, while some wait
 
@@ -65,8 +52,7 @@ class Queue:
         if not self._waiting:
             self._releases.waits(now)
         self._waiting[call.id] = waiting
-        flow = self._flows.get(_flow_of(call)) or self._flows.setdefault(_flow_of(call), Flow())
-        insort(flow.calls, (call.arrived, call.id))
+        self._flows.put(call)
         self.fairness.waits(call)
         if (group := group_of(call)) not in self._paces:
             self._paces[group] = ReleaseRate()
@@ -78,10 +64,7 @@ class Queue:
         """A call waits no more, for whatever reason."""
         waiting = self._waiting.pop(id)
         call = waiting.call
-        calls = self._flows[_flow_of(call)].calls
-        del calls[bisect_left(calls, (call.arrived, id))]
-        if not calls:
-            del self._flows[_flow_of(call)]
+        self._flows.take(call)
         self._exit(waiting)
         if group_of(call) not in self._groups:
             del self._paces[group_of(call)]
@@ -92,8 +75,7 @@ class Queue:
     def start(self, id: str, now: float) -> None:
         """A call waits no more, since it has a slot."""
         call = self.take(id).call
-        if (flow := self._flows.get(_flow_of(call))) is not None:
-            flow.started = now
+        self._flows.started(call, now)
         if (pace := self._paces.get(group_of(call))) is not None:
             pace.released(now, waiting=True)
 
@@ -113,13 +95,9 @@ class Queue:
         """Kinds of the calls, by id, that have waited so long that they go first: of each agent and class the
         one that came first, if none of them was started meanwhile."""
         late: dict[str, Group] = {}
-        latest = now - order.OVERDUE_SECONDS
-        for flow in self._flows.values():
-            arrived, id = flow.calls[0]
-            if arrived >= latest or flow.started >= latest:
-                continue
+        for since, id in self._flows.late(now - order.OVERDUE_SECONDS):
             waiting = self._waiting[id]
-            if now - max(arrived, flow.started) > order.patience(waiting):
+            if now - since > order.OVERDUE_SERVICES * waiting.service_seconds:
                 late[id] = group_of(waiting.call)
         return late
 
@@ -139,10 +117,10 @@ class Queue:
         groups: Collection[Group],
         overdue: Mapping[str, Group],
         now: float,
-        passed: Callable[[Priority, bool], bool] = lambda priority, holding: False,
+        passed: Callable[[Rank], bool] = lambda rank: False,
     ) -> Iterator[Waiting]:
         """The overdue calls, and all of these kinds, in the order in which they may claim a slot. `passed`:
-        whether of a class those that hold, or those that do not, need not be looked at any more."""
+        whether none of a rank need be looked at any more."""
         changed = self.fairness.compare()
         looked, self._looked = self._looked, []
         for waiting in (*(self._waiting[id] for id in changed), *looked):
@@ -155,7 +133,7 @@ class Queue:
         groups: Collection[Group],
         overdue: Mapping[str, Group],
         now: float,
-        passed: Callable[[Priority, bool], bool],
+        passed: Callable[[Rank], bool],
     ) -> Iterator[Waiting]:
         late = [self._waiting[id] for id in overdue]
         yield from sorted(late, key=lambda waiting: (waiting.call.arrived, waiting.call.id))
@@ -166,9 +144,9 @@ class Queue:
                 for group in groups
                 if group[-1] is priority
                 for place, rank in self._groups.get(group, {}).items()
-                if place[0] == after and not passed(priority, rank.holding)
+                if place[0] == after
             ]
-            for waiting in best_first(ranks, now, partial(passed, priority)):
+            for waiting in best_first(ranks, now, passed):
                 if waiting.call.id not in overdue:
                     yield waiting
 
@@ -186,8 +164,9 @@ class Queue:
         if waiting.held_since is not None and not waiting.place[1]:
             heapq.heappush(self._holds, (waiting.held_since - waiting.held_seconds, waiting.call.id, waiting))
         waiting.place = after, holding = self._place(waiting)
-        ranks = self._groups.setdefault(group_of(waiting.call), {})
-        rank = ranks.get((after, holding)) or ranks.setdefault((after, holding), Rank(holding=holding))
+        group = group_of(waiting.call)
+        ranks = self._groups.setdefault(group, {})
+        rank = ranks.get((after, holding)) or ranks.setdefault((after, holding), Rank(group, holding=holding))
         rank.add(waiting)
 
     def _exit(self, waiting: Waiting) -> None:
@@ -236,7 +215,3 @@ class Queue:
 def group_of(call: Call) -> Group:
     """The kind of a call."""
     return call.model, call.route, call.priority
-
-
-def _flow_of(call: Call) -> Hashable:
-    return call.priority, call.accounts[1] if len(call.accounts) > 1 else call.agent

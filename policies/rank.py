@@ -12,20 +12,23 @@ import heapq
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterable, Iterator
 
+from policies.types import Priority
 from policies.waiting import SERVICE_SECONDS_MIN, Waiting
 
 LENGTH_FACTOR = 1.1  # between the shortest and the longest call of a lane
 LENGTHS = tuple(SERVICE_SECONDS_MIN * LENGTH_FACTOR**power for power in range(128))  # the shortest of each
 
+Group = tuple[str, str, Priority]  # calls of one model, route and class find the same slots
 Lane = list[tuple[float, str, Waiting]]  # arrivals and ids, the first first
 
 
 class Rank:
-    """Some of them, which all hold for a better slot, or none does."""
+    """Those of one kind of which all hold for a better slot, or none does."""
 
-    __slots__ = ("_lane_of", "_lanes", "holding")
+    __slots__ = ("_lane_of", "_lanes", "group", "holding")
 
-    def __init__(self, *, holding: bool) -> None:
+    def __init__(self, group: Group, *, holding: bool) -> None:
+        self.group = group
         self.holding = holding
         self._lanes: dict[int, Lane] = {}  # by place in `LENGTHS`
         self._lane_of: dict[str, int] = {}  # by id
@@ -60,17 +63,17 @@ class Rank:
         return ((LENGTHS[number], lane[:]) for number, lane in self._lanes.items())
 
 
-def best_first(ranks: Iterable[Rank], now: float, passed: Callable[[bool], bool]) -> Iterator[Waiting]:
-    """Their calls, the best first; the id decides between equals, so that runs repeat. `passed`: whether
-    those that hold, or those that do not, need not be looked at any more."""
-    lanes = [(least, lane, rank.holding) for rank in ranks for least, lane in rank.lanes()]
+def best_first(ranks: Iterable[Rank], now: float, passed: Callable[[Rank], bool]) -> Iterator[Waiting]:
+    """Their calls, the best first; the id decides between equals, so that runs repeat. `passed`: whether none
+    of a rank need be looked at any more."""
+    lanes = [(least, lane, rank) for rank in ranks if not passed(rank) for least, lane in rank.lanes()]
     # Of each lane its next call, by what it and all behind it are at best; and calls that were compared.
     heap = [(_bound(lane, 0, now, least), 0, "", number, 0) for number, (least, lane, _) in enumerate(lanes)]
     heapq.heapify(heap)
     while heap:
         _, compared, _, number, at = heapq.heappop(heap)
-        least, lane, holding = lanes[number]
-        if passed(holding):
+        least, lane, rank = lanes[number]
+        if passed(rank):
             continue
         arrived, id, waiting = lane[at]
         if compared:

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from policies.cost import Cost
 from policies.service_model import ServiceModel
-from policies.types import Call, Limits, Reason, Refusal, Rejected
+from policies.types import Backend, Call, Limits, Reason, Refusal, Rejected
 
 UNAVAILABLE_RETRY_SECONDS = 5.0  # nobody knows when an engine comes back
 SERVICE_SECONDS_MIN = 0.2
+
+
+class Quote(NamedTuple):
+    """What a call costs on a backend as it was."""
+
+    backend: Backend
+    changes: int  # of it until then
+    service: ServiceModel
+    price: Cost
+    own_seconds: float  # of its slot
+    floor: float  # what it costs there at least, however soon it starts
 
 
 @dataclass(slots=True, eq=False)
@@ -27,12 +40,16 @@ class Waiting:
     place: tuple[int, bool] = (0, False)
     held_seconds: float = 0.0  # for which it left slots free that it could have taken
     held_since: float | None = None  # it does so now
-    costs: dict[str, tuple[int, ServiceModel, Cost]] = field(default_factory=dict)  # by backend, as of when
+    quotes: dict[str, Quote] = field(default_factory=dict)  # by backend
 
     @property
     def parched(self) -> bool:
         """Whether it lacked nothing but kv budget somewhere: some may have been kept for it."""
         return Reason.KV_BUDGET in self.why.values()
+
+    def takes(self, seconds: Iterable[float]) -> None:
+        """So long on each of the backends that may serve it."""
+        self.service_seconds = max(SERVICE_SECONDS_MIN, min(seconds))
 
     def held(self, now: float) -> float:
         """Seconds for which it left slots free until now."""
