@@ -47,7 +47,7 @@ class View(NamedTuple):
 
     why: dict[str, Reason]  # what keeps them from a backend
     full: list[Backend]  # those that may take one later
-    open: list[Backend]  # those that may take one now
+    clear: list[Backend]  # those that may take one now
 
 
 class Place(NamedTuple):
@@ -239,7 +239,7 @@ class Placement:
         second: Offer | None = None
         full = [self._quote(waiting, backend) for backend in view.full]  # where it cannot start now
         startable: list[Quote] = []  # and where it can
-        for backend in view.open:
+        for backend in view.clear:
             reason = None
             if backend.kv_tokens is not None:
                 reason = self._blocked(call, backend, now, overdue=overdue)
@@ -310,13 +310,13 @@ class Placement:
             view = self._views[kind] = View({}, [], [])
             for backend in tier:
                 if backend.kv_tokens is not None:  # how much it may hold is a matter of each call
-                    view.open.append(backend)
+                    view.clear.append(backend)
                 elif reason := self._blocked(call, backend, now, overdue=overdue):
                     view.why[backend.name] = reason
                     if reason is not Reason.NOT_READY and reason is not Reason.PAUSED:
                         view.full.append(backend)
                 else:
-                    view.open.append(backend)
+                    view.clear.append(backend)
         return view
 
     def _blocked(self, call: Call, backend: Backend, now: float, *, overdue: bool) -> Reason | None:
