@@ -9,7 +9,8 @@ them. Who comes back is lifted to the least, or an idle hour would buy an hour b
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
+from itertools import repeat
 
 from policies.types import Call
 
@@ -42,12 +43,14 @@ class Fairness:
         """A call begins to wait."""
         for account in call.accounts:
             siblings = self._waiting.setdefault(account[:-1], {})
-            self._changed.add(account[:-1])
-            if account not in siblings and siblings:
-                least = min(self._served.get(sibling, 0.0) for sibling in siblings)
-                if self._served.get(account, 0.0) < least:
-                    self._served[account] = least
-            siblings.setdefault(account, set()).add(call.id)
+            if account not in siblings:
+                self._changed.add(account[:-1])
+                if siblings:
+                    least = min(self._had(siblings))
+                    if self._served.get(account, 0.0) < least:
+                        self._served[account] = least
+                siblings[account] = set()
+            siblings[account].add(call.id)
 
     def left(self, call: Call) -> None:
         """It waits no more."""
@@ -68,14 +71,17 @@ class Fairness:
     def compare(self) -> set[str]:
         """See who is ahead by now; the ids of calls for which that changes something. Only accounts are
         compared that were charged since, or whose siblings came or went: of a deep queue that is little."""
-        served, calls = self._served, set[str]()
+        calls = set[str]()
         for parent in self._changed:
             if siblings := self._waiting.get(parent):
-                seconds = [(served.get(account, 0.0), account) for account in siblings]
-                limit = min(value for value, _ in seconds) + QUANTUM_SECONDS
-                ahead = {account for value, account in seconds if value > limit}
+                seconds = self._had(siblings)
+                limit = min(seconds) + QUANTUM_SECONDS
+                ahead = {account for account, had in zip(siblings, seconds, strict=True) if had > limit}
                 turned = (siblings.keys() & self.ahead) ^ ahead
                 self.ahead ^= turned
                 calls.update(*(siblings[account] for account in turned))
         self._changed.clear()
         return calls
+
+    def _had(self, accounts: Iterable[Account]) -> list[float]:
+        return list(map(self._served.get, accounts, repeat(0.0)))
