@@ -108,6 +108,8 @@ def limits(profiles: Sequence[Profile], workloads: Sequence[Workload]) -> Bounds
     return Bounds(
         fluid_seconds=sum(bound.fluid_seconds for bound in found) / len(found),
         path_seconds=sum(bound.path_seconds for bound in found) / len(found),
+        endless_seconds=sum(bound.endless_seconds for bound in found) / len(found),
+        joint_seconds=sum(bound.joint_seconds for bound in found) / len(found),
         makespan_seconds=sum(bound.makespan_seconds for bound in found) / len(found),
         hit_ratio=sum(bound.hit_ratio for bound in found) / len(found),
         ttft=mean_spreads([bound.ttft for bound in found]),

@@ -42,6 +42,8 @@ def _table(compared: Comparison, mode: Mode) -> RenderableType:
         "1.00",
         style="dim",
     )
+    endless = (f"{best.endless_seconds:.0f}", f"{best.endless_seconds / best.makespan_seconds:.2f}")
+    shown.add_row("(endless caches)", *endless, *(NOTHING for _ in heads[2:]), style="dim")
     for row in compared.of(mode):
         figures = row.figures
         shown.add_row(

@@ -13,24 +13,26 @@ however far from the optimum it is.
 
 `path_seconds`: the longest program, each of its turns alone on the best engine with all of its prefix cached.
 
+Where many work at once neither is near: who is alone makes its tokens fast, but an engine makes most when it
+is full. `joint_seconds` has programs and engines in one, and slots that keep one prefix each; see `joint`.
+
 Times to the first token are those of an idle fleet with all of the prefix cached.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from policies.simulation.hits import Hit, best_hits, ideal_hits
+from policies.simulation.joint import joint_seconds
 from policies.simulation.profile import Profile
 from policies.simulation.spread import Spread, spread
 from policies.simulation.workload import Program, Turn
 
 STEPS = 300
 GAIN = 0.985  # of each step, to the power of its number: after 300 the bound is within 0.3 % of the optimum
-
-Hits = list[tuple[Turn, int]]  # turns, each with the tokens of its prompt that it finds cached
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,9 @@ class Bounds:
 
     fluid_seconds: float
     path_seconds: float
-    makespan_seconds: float  # the larger of both
+    endless_seconds: float  # the larger of both: what endless caches would allow
+    joint_seconds: float
+    makespan_seconds: float  # the largest of all
     hit_ratio: float  # of an endless cache that all engines share
     ttft: dict[str, Spread]  # by class
 
@@ -47,62 +51,39 @@ class Bounds:
 def bounds(profiles: Sequence[Profile], programs: Sequence[Program]) -> Bounds:
     """Makespan and hits are those of the foreground: what is asked behind it only takes time from it."""
     foreground = [program for program in programs if program.foreground]
-    turns = [hit for hits in ideal_hits(foreground) for hit in hits]
+    ideal = ideal_hits(foreground)
+    turns = [hit for hits in ideal for hit in hits]
     best = list(zip(programs, best_hits(programs), strict=True))
     start = min(program.starts for program in foreground)
     paths = [p.starts - start + alone_seconds(profiles, hits) for p, hits in best if p.foreground]
     fluid, path = fluid_seconds(profiles, turns), max(paths)
+    longest = max(turn.prompt_tokens for program in programs for turn in program.turns)
+    begun = [(p.starts - start, hits) for p, hits in zip(foreground, ideal, strict=True)]
+    joint = joint_seconds(profiles, begun, longest)
     classes = sorted({program.priority for program in programs})
     return Bounds(
         fluid_seconds=fluid,
         path_seconds=path,
-        makespan_seconds=max(fluid, path),
-        hit_ratio=sum(cached for _, cached in turns) / sum(turn.prompt_tokens for turn, _ in turns),
+        endless_seconds=max(fluid, path),
+        joint_seconds=joint,
+        makespan_seconds=max(fluid, path, joint),
+        hit_ratio=sum(hit.cached_tokens for hit in turns) / sum(hit.turn.prompt_tokens for hit in turns),
         ttft={
             c.label: spread(
-                first_token_seconds(profiles, turn, cached)
+                first_token_seconds(profiles, hit.turn, hit.cached_tokens)
                 for program, hits in best
                 if program.priority is c
-                for turn, cached in hits
+                for hit in hits
             )
             for c in classes
         },
     )
 
 
-def ideal_hits(programs: Sequence[Program]) -> list[Hits]:
-    """Of each program's turns the tokens that an endless cache holds, if programs go in the order of their
-    starts: every part of a prompt is computed once."""
-    held: set[int] = set()
-    hits: dict[str, Hits] = {}
-    for program in sorted(programs, key=lambda program: program.starts):
-        hits[program.name] = _hits(program, held)
-    return [hits[program.name] for program in programs]
-
-
-def best_hits(programs: Sequence[Program]) -> list[Hits]:
-    """The same if all others went before: the most that each program can find."""
-    users: Counter[int] = Counter()
-    for program in programs:
-        users.update({segment.digest for turn in program.turns for segment in turn.prompt})
-    shared = {digest for digest, count in users.items() if count > 1}
-    return [_hits(program, set(shared)) for program in programs]
-
-
-def _hits(program: Program, held: set[int]) -> Hits:
-    """What each turn finds of what is held, to which it adds its own."""
-    hits: Hits = []
-    for turn in program.turns:
-        cached = next((s.end_tokens for s in reversed(turn.prompt) if s.digest in held), 0)
-        hits.append((turn, min(cached, turn.prompt_tokens - 1)))
-        held.update(segment.digest for segment in turn.sequence)
-    return hits
-
-
-def alone_seconds(profiles: Sequence[Profile], turns: Hits) -> float:
+def alone_seconds(profiles: Sequence[Profile], hits: Sequence[Hit]) -> float:
     """Seconds of a program that has the fleet for itself, the pauses between its turns included."""
-    pauses = sum(turn.think_seconds for turn, _ in turns[1:])
-    return pauses + sum(best_seconds(profiles, turn, cached) for turn, cached in turns)
+    pauses = sum(hit.turn.think_seconds for hit in hits[1:])
+    return pauses + sum(best_seconds(profiles, hit.turn, hit.cached_tokens) for hit in hits)
 
 
 def first_token_seconds(profiles: Sequence[Profile], turn: Turn, cached_tokens: int) -> float:
@@ -123,9 +104,9 @@ def best_seconds(profiles: Sequence[Profile], turn: Turn, cached_tokens: int) ->
     )
 
 
-def fluid_seconds(profiles: Sequence[Profile], turns: Hits) -> float:
+def fluid_seconds(profiles: Sequence[Profile], hits: Sequence[Hit]) -> float:
     """The linear programme's bound."""
-    choices = [[_rows(profile, turn, cached) for profile in profiles] for turn, cached in turns]
+    choices = [[_rows(profile, hit.turn, hit.cached_tokens) for profile in profiles] for hit in hits]
     weights = [1 / (2 * len(profiles))] * (2 * len(profiles))
     best = 0.0
     for step in range(1, STEPS + 1):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from policies.simulation.bounds import ideal_hits
+from policies.simulation.hits import ideal_hits
 from policies.simulation.traces import Step, UnreadableTrace, mooncake, replayed, sessions
 from policies.simulation.workload import Digests, Program, Segment
 from policies.types import Priority
@@ -57,9 +57,9 @@ def test_the_shipped_sessions_can_be_read() -> None:
         for number, steps in enumerate(recorded)
     ]
     hits = [hit for hits in ideal_hits(programs) for hit in hits]
-    ratio = sum(cached for _, cached in hits) / sum(turn.prompt_tokens for turn, _ in hits)
+    ratio = sum(hit.cached_tokens for hit in hits) / sum(hit.turn.prompt_tokens for hit in hits)
     assert ratio == pytest.approx(0.92, abs=0.02)
-    assert max(turn.prompt_tokens for turn, _ in hits) <= 65_536
+    assert max(hit.turn.prompt_tokens for hit in hits) <= 65_536
 
 
 def test_a_replayed_session_keeps_its_shape() -> None:
