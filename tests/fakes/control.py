@@ -1,7 +1,7 @@
 """The control API of a fake engine, under /_fake/.
 
-GET `state`, `records?last=N`, `requests?last=N`; POST `script`, `slots`, `reset`. Times are seconds on
-the monotonic clock, which on Linux is the same in all processes.
+GET `state`, `records?last=N`, `requests?last=N`; POST `script`, `slots`, `loaded`, `reset`. Times are
+seconds on the monotonic clock, which on Linux is the same in all processes.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ def answer(engine: FakeEngine, request: Request) -> Response:
             engine.scripts.add(script)
         case "POST", "slots" if value is not None:
             engine.resize(int(value["slots"]), value.get("context_tokens"))
+        case "POST", "loaded":
+            engine.loaded()
         case "POST", "reset":
             engine.reset()
         case _:

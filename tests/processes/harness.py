@@ -80,6 +80,10 @@ class Engine:
         """Have other slots at once, as after a restart; also `context_tokens`."""
         await self._post("slots", {"slots": slots} | more)
 
+    async def loaded(self) -> None:
+        """Have its model at once, whatever is left of `loading_seconds`."""
+        await self._post("loaded", {})
+
     async def reset(self) -> None:
         """Behave, and count from here."""
         await self._post("reset", {})

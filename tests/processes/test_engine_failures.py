@@ -327,11 +327,14 @@ async def too_early(front: Gateway, *, stream: bool) -> None:
 async def test_an_engine_that_loads_is_waited_for(configured_kind: bool) -> None:
     """While it answers "Loading model" it is starting, and requests wait beyond the grace of dead ones."""
     options = {"engine": "llamacpp"} if configured_kind else {}
-    async with engine("llamacpp", slots=2, loading_seconds=6.0) as one:
+    async with engine("llamacpp", slots=2, loading_seconds=600.0) as one:
         config = configured(one, backend=options, queue={"unavailable_grace_seconds": 0.3})
         async with gateway(config, wait_for="/health") as front:
-            answer = await streamed(front, "patient")
-            assert int(answer.head.headers["x-slotgate-queue-ms"]) > 600
+            asked = asyncio.create_task(streamed(front, "patient"))
+            await waits(front)
+            await asyncio.sleep(0.8)
+            await one.loaded()
+            assert int((await asked).head.headers["x-slotgate-queue-ms"]) > 600
             assert states(front, "b0", "starting") == ["warming", "ready"]
             assert (await one.state())["outcomes"].get("loading", 0) == 0
 
