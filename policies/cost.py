@@ -35,25 +35,42 @@ class Cost(NamedTuple):
         return own + self.harm_seconds + self.displaced_seconds
 
 
-def cost(call: Call, backend: Backend, returns: Returns = NOBODY) -> Cost:
-    """Prefill of what is not cached there, decode at the batch that results, harm and risk."""
-    service, cached, tokens = backend.service, cached_tokens(call, backend), call.prompt_tokens
-    limit, usual = call.output_tokens_max, call.outputs.mean
-    output = usual if limit is None else min(limit, usual)
-    prefill = service.prefill_seconds(tokens, cached)
-    others = min(len(backend.leases) + backend.foreign, backend.slots - 1)  # beside it, once it runs
-    decode = service.decode_seconds(output, others + 1, tokens)
-    harm = again = 0.0
+class Standing(NamedTuple):
+    """What a backend has to do already, as far as that is the same for all that may come."""
+
+    others: int  # sequences beside one more, once it runs
+    stopped: float  # streams that stand still while a prompt is read, in whole ones
+    risk_share: float  # of having to do it again
+
+
+def standing(backend: Backend) -> Standing:
+    """As of now."""
+    service, failures, stopped = backend.service, backend.ejection.failures, 0.0
+    others = min(len(backend.leases) + backend.foreign, backend.slots - 1)
     if others > 0:
         decoding = max(0, others - len(backend.prefilling))
         rate = service.starved_tokens_per_second * service.token_seconds(max(1, decoding))
-        harm = prefill * decoding * max(0.0, 1 - rate) + output * service.decode_step_seconds * others
+        stopped = decoding * max(0.0, 1 - rate)
+    return Standing(others, stopped, min(1.0, failures / FAILURES_IN_A_ROW) if failures else 0.0)
+
+
+def cost(call: Call, backend: Backend, returns: Returns = NOBODY, beside: Standing | None = None) -> Cost:
+    """Prefill of what is not cached there, decode at the batch that results, harm and risk. `beside`: the
+    backend's standing, if it is known."""
+    service, cached, tokens = backend.service, cached_tokens(call, backend), call.prompt_tokens
+    others, stopped, risk_share = standing(backend) if beside is None else beside
+    limit, usual = call.output_tokens_max, call.outputs.mean
+    output = usual if limit is None else min(limit, usual)
+    prefill = service.prefill_seconds(tokens, cached)
+    decode = service.decode_seconds(output, others + 1, tokens)
+    harm = again = 0.0
+    if others > 0:
+        harm = prefill * stopped + output * service.decode_step_seconds * others
     if (displaced := backend.shadow.displaced(call.chain, call.inside)) is not None:
         # It will be read again amid as many others, and stop them.
         share = 1 + max(0, others) if returns.expected(displaced.key) else RETURN_SHARE
         again = share * service.prefill_seconds(displaced.tokens)
-    failures = backend.ejection.failures
-    risk = min(1.0, failures / FAILURES_IN_A_ROW) * (prefill + decode) if failures else 0.0
+    risk = risk_share * (prefill + decode) if risk_share else 0.0
     return Cost(cached, prefill, decode, harm, risk, again)
 
 

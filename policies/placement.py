@@ -14,10 +14,11 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from policies import filters, order
-from policies.cost import Cost, cost, seconds_behind
+from policies.cost import WEIGHTS, Cost, Standing, cost, seconds_behind, standing
 from policies.forecast import Booking, Forecast
 from policies.rank import Rank
 from policies.returns import Returns
+from policies.service_model import ServiceModel
 from policies.tiers import Tiers, levels, tiers
 from policies.types import Backend, Call, Limits, Priority, Reason, Refusal, Rejected, State
 from policies.waiting import Quote, Waiting
@@ -48,6 +49,7 @@ class View(NamedTuple):
     why: dict[str, Reason]  # what keeps them from a backend
     full: list[Backend]  # those that may take one later
     clear: list[Backend]  # those that may take one now
+    reserved: dict[str, int]  # slots that are not for them
 
 
 class Place(NamedTuple):
@@ -69,6 +71,7 @@ class Placement:
         self._backends = backends
         self._forecasts: dict[str, Forecast] = {}  # as of this event
         self.returns = Returns()
+        self._standings: dict[str, tuple[int, ServiceModel, Standing]] = {}  # by backend, as of when
         self._views: dict[tuple[object, ...], View] = {}  # at this event
         self._crowded = False  # more than one call waits
         self._holds = 0  # calls that hold, at this event
@@ -260,9 +263,8 @@ class Placement:
                 return Place(backend, quote.price, long)
             startable.append(quote)
             ahead = self._forecast(backend, now).reading if backend.prefilling else 0.0
-            offer = Offer(
-                seconds_behind(call, backend, quote.price, ahead), backend.last_grant, backend, quote.price
-            )
+            seconds = quote.floor + WEIGHTS[call.priority] * ahead
+            offer = Offer(seconds, backend.last_grant, backend, quote.price)
             if _better(offer, best):
                 best, second = offer, best
             elif _better(offer, second):
@@ -277,7 +279,7 @@ class Placement:
             settled = best if waits else second
             if settled is not None and quote.floor > settled.seconds:
                 break
-            offer = self._later(call, quote, now, overdue=overdue)
+            offer = self._later(call, quote, view, now)
             if _better(offer, best):
                 best, second = offer, best
             elif _better(offer, second):
@@ -293,22 +295,24 @@ class Placement:
         self._book(waiting, best, now)
         return None
 
-    def _later(self, call: Call, quote: Quote, now: float, *, overdue: bool) -> Offer:
+    def _later(self, call: Call, quote: Quote, view: View, now: float) -> Offer:
         """What the call would cost on a backend that cannot take it now."""
-        backend, price, reserved = quote.backend, quote.price, 0
-        if self.interactive_seen(now):
-            reserved = filters.reserved_slots(call, backend, self._limits, overdue=overdue)
-        forecast = self._forecast(backend, now)
+        backend, price, forecast = quote.backend, quote.price, self._forecast(quote.backend, now)
+        reserved = view.reserved[backend.name]
         wait = max(WAIT_SECONDS_MIN, forecast.wait(reserved, long=self._long(price)))
-        seconds = seconds_behind(call, backend, price, max(wait, forecast.booked))
+        seconds = quote.floor + WEIGHTS[call.priority] * max(wait, forecast.booked)
         return Offer(seconds, backend.last_grant, backend, price, wait, reserved)
 
     def _view(self, call: Call, tier: Sequence[Backend], now: float, *, overdue: bool) -> View:
         """Which of these backends could take the call, whatever it costs there."""
         kind = call.priority is Priority.INTERACTIVE, overdue, *tier
         if (view := self._views.get(kind)) is None:
-            view = self._views[kind] = View({}, [], [])
+            view = self._views[kind] = View({}, [], [], {})
+            seen = self.interactive_seen(now)
             for backend in tier:
+                view.reserved[backend.name] = (
+                    filters.reserved_slots(call, backend, self._limits, overdue=overdue) if seen else 0
+                )
                 if backend.kv_tokens is not None:  # how much it may hold is a matter of each call
                     view.clear.append(backend)
                 elif reason := self._blocked(call, backend, now, overdue=overdue):
@@ -353,12 +357,20 @@ class Placement:
         known = waiting.quotes.get(backend.name)
         if known is not None and known.changes == backend.changes and known.service is backend.service:
             return known
-        price = cost(waiting.call, backend, self.returns)
+        price = cost(waiting.call, backend, self.returns, self._standing(backend))
         own = price.prefill_seconds + price.decode_seconds
         floor = seconds_behind(waiting.call, backend, price, 0.0)
         quote = Quote(backend, backend.changes, backend.service, price, own, floor)
         waiting.quotes[backend.name] = quote
         return quote
+
+    def _standing(self, backend: Backend) -> Standing:
+        known = self._standings.get(backend.name)
+        if known is not None and known[0] == backend.changes and known[1] is backend.service:
+            return known[2]
+        beside = standing(backend)
+        self._standings[backend.name] = backend.changes, backend.service, beside
+        return beside
 
     def _forecast(self, backend: Backend, now: float) -> Forecast:
         forecast = self._forecasts.get(backend.name)
