@@ -25,13 +25,25 @@ LEASE_SECONDS = 3.0
 HELD_SECONDS = 0.05
 
 
+class Alone:
+    """A gateway of one engine, for which nobody waits."""
+
+    def words(self) -> Sequence[Word]:
+        """Of that engine."""
+        return [Word(ENGINE, SLOTS, True, None)]
+
+    def told(self) -> None:
+        """Nothing follows from it."""
+
+    def waits(self) -> bool:
+        """Nobody does."""
+        return False
+
+
 async def measured(redis: str, rate: float, count: int) -> list[float]:
     """Seconds that each call waited for its slot. Raises ConnectionError if Redis does not answer."""
     store = RedisStore(redis, "bench")
-    words = [Word(ENGINE, SLOTS, True, None)]
-    ledger = Ledger(
-        store, store.channel, LEASE_SECONDS, time.monotonic, lambda: words, lambda: None, lambda: False
-    )
+    ledger = Ledger(Alone(), store, LEASE_SECONDS, time.monotonic)
     running = asyncio.create_task(ledger.run())
     seconds: list[float] = []
 

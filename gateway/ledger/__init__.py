@@ -28,5 +28,4 @@ def dispatcher_of(
     from gateway.ledger.dispatcher import SharedDispatcher  # who is alone need not load it
     from gateway.ledger.redis import RedisStore
 
-    store = RedisStore(url, redis.pool)
-    return SharedDispatcher(admission, clock, url_of, store, store.channel, redis.lease_seconds)
+    return SharedDispatcher(admission, clock, url_of, RedisStore(url, redis.pool), redis.lease_seconds)

@@ -59,19 +59,10 @@ class SharedDispatcher(Dispatcher):
         clock: Callable[[], float],
         url_of: Callable[[str], str],
         store: Store,
-        channel: str,
         lease_seconds: float,
     ) -> None:
         super().__init__(admission, clock)
-        self.ledger = Ledger(
-            store,
-            channel,
-            lease_seconds,
-            clock,
-            self._words,
-            self._adjust,
-            lambda: bool(self.admission.queue),
-        )
+        self.ledger = Ledger(self, store, lease_seconds, clock)
         self._store = store
         self._url_of = url_of
         self._degraded = False
@@ -104,7 +95,7 @@ class SharedDispatcher(Dispatcher):
     def observe(self, name: str, foreign: int) -> None:
         self._measured[name] = self._unexplained[name] = foreign
         if self.ledger.mode is Mode.DEGRADED:
-            self._adjust()
+            self.told()
 
     @asynccontextmanager
     async def spare(self, name: str) -> AsyncIterator[bool]:
@@ -150,7 +141,12 @@ class SharedDispatcher(Dispatcher):
 
     # -- what the ledger is told, and what it tells ---------------------------------------------------
 
-    def _words(self) -> list[Word]:
+    def waits(self) -> bool:
+        """Whether calls wait here for slots."""
+        return bool(self.admission.queue)
+
+    def words(self) -> list[Word]:
+        """What the ledger is told of each engine."""
         oldest: dict[Hashable, tuple[Call, float]] = {}
         for waiting in self.admission.queue:
             call, came = waiting.call, _came(waiting.call)
@@ -168,7 +164,7 @@ class SharedDispatcher(Dispatcher):
             words.append(Word(url, backend.slots if ready else 0, ready, came_ms))
         return words
 
-    def _adjust(self) -> None:
+    def told(self) -> None:
         """Let Admission see the engines as the ledger does."""
         ledger = self.ledger
         if ledger.mode is Mode.DEGRADED and not self._degraded:

@@ -17,7 +17,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from gateway.ledger.step import Entry, Reply, Standing, Step, Store, Unavailable, Want, Word
 
@@ -47,6 +47,19 @@ class Held(NamedTuple):
     url: str
 
 
+class Speaker(Protocol):
+    """The one whose account it is."""
+
+    def words(self) -> Sequence[Word]:
+        """What it says of its engines at a step."""
+
+    def told(self) -> None:
+        """It was told something new."""
+
+    def waits(self) -> bool:
+        """Whether calls wait here for slots."""
+
+
 @dataclass(slots=True, eq=False)
 class Wanting:
     """A slot that a call of this gateway waits for."""
@@ -62,21 +75,14 @@ class Wanting:
 
 
 class Ledger:
-    """This gateway's account with it.
-
-    `words`: what it says of its engines at a step. `changed`: called when it was told something new. `waits`:
-    whether calls wait here for slots. `channel`: where hints are published.
-    """
+    """This gateway's account with it."""
 
     def __init__(
         self,
+        speaker: Speaker,
         store: Store,
-        channel: str,
         lease_seconds: float,
         clock: Callable[[], float],
-        words: Callable[[], Sequence[Word]],
-        changed: Callable[[], None],
-        waits: Callable[[], bool],
         dice: random.Random | None = None,
     ) -> None:
         self.mode = Mode.SHARED
@@ -84,13 +90,10 @@ class Ledger:
         self.elsewhere: Counter[str] = Counter()  # slots that other gateways hold, by engine
         self.drains: dict[str, str] = {}  # why operators drained engines, here or elsewhere, by engine
         self._drained: dict[str, str | None] = {}  # what they said here and is not told yet
+        self._speaker = speaker
         self._store = store
-        self._channel = channel
         self._lease_seconds = lease_seconds
         self._clock = clock
-        self._words = words
-        self._changed = changed
-        self._waits = waits
         self._dice = dice or random.Random()
         self._owner = f"{self._dice.getrandbits(64):016x}" if dice else secrets.token_hex(8)
         self._numbers = itertools.count(1)  # of slots
@@ -104,7 +107,9 @@ class Ledger:
         self._kicked = asyncio.Event()
         self._looks = False
         self._claims = False  # it said last that calls wait here
-        self._stepped = self._renewed = self._thaws = self._retries = float("-inf")
+        self._stepped = self._renewal = self._thaws = self._retries = float("-inf")
+        self._alone: float | None = None  # since when nobody could be asked
+        self._untold = False  # slots were given meanwhile that are not entered yet
         self._pause = 0.0
         self._poll = POLL_SECONDS
         self._why = ""
@@ -154,6 +159,8 @@ class Ledger:
     def keep(self, id: str, url: str) -> None:
         """The call has a slot although nobody could be asked; it is entered as soon as somebody can."""
         self._held[id] = Held(str(next(self._numbers)), url)
+        self._untold = True
+        self._kicked.set()
 
     def release(self, id: str) -> None:
         """The call has no slot any more, if it had one."""
@@ -168,7 +175,7 @@ class Ledger:
 
     def look(self) -> None:
         """Something may have changed: ask soon, if somebody waits here."""
-        if not self._looks and self._waits():
+        if not self._looks and self._speaker.waits():
             self._looks = True
             self._kicked.set()
 
@@ -188,7 +195,7 @@ class Ledger:
                     async with asyncio.timeout(seconds):
                         await self._kicked.wait()
                 except TimeoutError:
-                    continue
+                    break
             await self._step()
 
     async def bye(self) -> None:
@@ -204,19 +211,18 @@ class Ledger:
         """When the next step is due."""
         if self.mode is Mode.DEGRADED:
             return self._retries
-        if not self._epoch or self._wanted or self._freed or self._drained:
+        if not self._epoch or self._wanted or self._freed or self._drained or self._untold:
             return float("-inf")
-        renewal = self._renewed + RENEW_SHARE * self._lease_seconds
-        if self.frozen:
-            return min(renewal, self._thaws)
+        if self.frozen:  # perhaps for less, once the others are back
+            return min(self._renewal, self._thaws, self._stepped + self._poll)
         if self._looks:
             return self._stepped + LOOK_SECONDS
-        waits = self._waits() or self._claims  # whose call has left must tell so, too
-        return min(renewal, self._stepped + (self._poll if waits else IDLE_SECONDS))
+        waits = self._speaker.waits() or self._claims  # whose call has left must tell so, too
+        return min(self._renewal, self._stepped + (self._poll if waits else IDLE_SECONDS))
 
     async def _step(self) -> None:
         now = self._clock()
-        full = not self._epoch or now - self._renewed >= RENEW_SHARE * self._lease_seconds
+        full = self._untold or not self._epoch or now >= self._renewal
         wanted, self._wanted, self._looks = self._wanted, [], False
         step = self._composed(wanted, full=full)
         try:
@@ -242,9 +248,10 @@ class Ledger:
             self._told(step, reply, wanted, now)
 
     def _composed(self, wanted: Sequence[Wanting], *, full: bool, bye: bool = False) -> Step:
-        words = self._words()
+        words = self._speaker.words()
         places = {word.url: place for place, word in enumerate(words)}
         held = [one for one in self._held.values() if one.url in places] if full else []
+        self._untold = self._untold and not full
         self._entered.update((one.number, one.url) for one in held)
         self._entered.update((want.number, want.url) for want in wanted)
         self._freed = {number: url for number, url in self._freed.items() if url in places}
@@ -258,7 +265,8 @@ class Ledger:
             lease_ms=round(1000 * self._lease_seconds),
             freeze_ms=round(1000 * (RENEW_SHARE * self._lease_seconds + FREEZE_SECONDS)),
             claim_ms=round(1000 * CLAIM_SECONDS),
-            channel=self._channel,
+            lost_ms=None if self._alone is None else round(1000 * self._alone),
+            channel=self._store.channel,
             words=words,
             freed=[Entry(places[url], number) for number, url in self._freed.items()],
             held=[Entry(places[one.url], one.number) for one in held],
@@ -273,15 +281,16 @@ class Ledger:
 
     def _told(self, step: Step, reply: Reply, wanted: Sequence[Wanting], asked_at: float) -> None:
         if self.mode is Mode.DEGRADED:
-            log.info("slots are shared through Redis again")
+            log.info("slots are shared through Redis%s", " again" if self._heard else "")
         now = self._clock()
-        self.mode, self._pause, self._why, self._doubted = Mode.SHARED, 0.0, "", False
+        self.mode, self._alone, self._pause = Mode.SHARED, None, 0.0
+        self._why, self._doubted = "", False
         self._heard, self._epoch, self._stepped = step.number, reply.epoch, now
         self._claims = any(word.came_ms is not None for word in step.words)
         self._thaws = now + reply.frozen_ms / 1000 if reply.frozen_ms else float("-inf")
         self._poll = POLL_SECONDS * self._dice.uniform(0.8, 1.2)
         if step.full:  # nothing else of this gateway's stands there now
-            self._renewed = asked_at
+            self._renewal = asked_at + RENEW_SHARE * self._lease_seconds
             told = {one.number for one in (*step.held, *step.freed)} | {one.number for one in step.wanted}
             self._entered = {number: url for number, url in self._entered.items() if number in told}
         for one in step.freed:
@@ -297,7 +306,7 @@ class Ledger:
         self.standings = {word.url: one for word, one in zip(step.words, reply.standings, strict=True)}
         self.elsewhere = Counter({url: max(0, one.held - own[url]) for url, one in self.standings.items()})
         self._followed(step)
-        self._changed()
+        self._speaker.told()
         self._answer((want, given) for want, given in zip(wanted, reply.given, strict=True))
 
     def _followed(self, step: Step) -> None:
@@ -323,13 +332,14 @@ class Ledger:
             log.warning(
                 "Redis cannot be asked (%s): this gateway gives its share of the slots until it can", why
             )
+            self._alone = self._clock()
         self.mode, self._epoch, self._why = Mode.DEGRADED, "", why
         most = min(PAUSE_SECONDS_MAX, RENEW_SHARE * self._lease_seconds)
         self._pause = min(most, 2 * self._pause or PAUSE_SECONDS)
         self._retries = self._clock() + self._pause * self._dice.uniform(0.8, 1.0)
         waiting, self._wanted = [*wanted, *self._wanted], []
         self._freed.update((want.number, want.url) for want in wanted)
-        self._changed()
+        self._speaker.told()
         self._answer((want, None) for want in waiting)
 
     def _answer(self, answers: Iterable[tuple[Wanting, bool | None]]) -> None:

@@ -26,7 +26,7 @@ end
 if mine and mine.number >= step.number then return cjson.encode({stale = true}) end
 
 -- Without an epoch nobody knows what runs: no slot is given until all who live have said what they hold.
-local epoch = redis.call('HMGET', KEYS[1], 'id', 'thaws')
+local epoch = redis.call('HMGET', KEYS[1], 'id', 'thaws', 'met', 'meets', 'blind')
 if not epoch[1] then
   epoch = {step.nonce, now + step.freeze}
   redis.call('HSET', KEYS[1], 'id', epoch[1], 'thaws', string.format('%d', epoch[2]))
@@ -35,7 +35,35 @@ end
 if not step.full and (step.epoch ~= epoch[1] or not mine or mine.number < step.heard) then
   return cjson.encode({again = true})
 end
-local frozen = math.max(0, tonumber(epoch[2]) - now)
+local thaws = tonumber(epoch[2])
+
+-- When this gateway was told something last, for certain: an answer may be lost on its way.
+local heard = nil
+if mine then heard = mine.number == step.heard and mine.at or mine.heard end
+
+-- Who comes back has decided alone, and so may have others who are not back yet: what they run is not known.
+-- No slot is given until all who are known here have been told something since; until time is over where
+-- nobody need be known here any more.
+local met, meets, blind = tonumber(epoch[3] or 0), tonumber(epoch[4] or 0), epoch[5] == '1'
+if met > now then met, meets = 0, 0 end -- the clock was put back
+local function missing(time)
+  local count = 0
+  for _, word in ipairs(others) do
+    if (word.heard or 0) <= time then count = count + 1 end
+  end
+  return count
+end
+if step.lost then
+  local lost = now - (step.clock - step.lost)
+  local forgotten = not heard and missing(lost) == #others
+  if met <= lost and (forgotten or missing(lost) > 0) then
+    met, meets, blind = now, now + step.freeze, forgotten or blind and now < meets
+    redis.call('HSET', KEYS[1], 'met', string.format('%d', met), 'meets', string.format('%d', meets),
+      'blind', blind and '1' or '0')
+  end
+end
+if blind or missing(met) > 0 then thaws = math.max(thaws, meets) end
+local frozen = math.max(0, thaws - now)
 
 local function member(number) return step.owner .. ':' .. number end
 
@@ -82,7 +110,7 @@ for _, one in ipairs(step.freed) do
   if redis.call('ZREM', KEYS[3 + one[1]], member(one[2])) == 1 then freed[one[1]] = true end
 end
 
-local word = {number = step.number, at = now, expires = now + step.lease, engines = {}}
+local word = {number = step.number, at = now, heard = heard, expires = now + step.lease, engines = {}}
 for i, engine in ipairs(step.engines) do
   word.engines[engine.url] = {
     slots = engine.slots, ready = engine.ready, came = engine.came, since = engine.came and since(i, engine.came)
@@ -95,7 +123,7 @@ else
 end
 if step.full then
   for _, one in ipairs(step.held) do hold(one[1], one[2]) end
-  if frozen > 0 then -- who knows of a drain says so while the epoch is new
+  if now < tonumber(epoch[2]) then -- who knows of a drain says so while the epoch is new
     for _, one in ipairs(step.known) do redis.call('HSETNX', KEYS[3], step.engines[one[1]].url, one[2]) end
   end
   redis.call('PEXPIRE', KEYS[3], KEEP)

@@ -63,6 +63,7 @@ class Step:
     lease_ms: int  # what is not held again for so long is free
     freeze_ms: int  # a new epoch gives no slots for so long
     claim_ms: int  # what others said of their waiting calls counts for so long
+    lost_ms: int | None  # since when nobody could be asked, so that it decided alone; None: it did not
     channel: str  # where hints go
     words: Sequence[Word]
     freed: Sequence[Entry] = ()
@@ -87,6 +88,7 @@ class Step:
                 "lease": self.lease_ms,
                 "freeze": self.freeze_ms,
                 "claim": self.claim_ms,
+                "lost": False if self.lost_ms is None else self.lost_ms,
                 "channel": self.channel,
                 "engines": [
                     {
@@ -154,6 +156,10 @@ class Reply:
 
 class Store(Protocol):
     """Where the ledger is kept."""
+
+    @property
+    def channel(self) -> str:
+        """Where hints are published."""
 
     async def step(self, step: Step) -> Reply:
         """Make one step; one at a time. Raises Unavailable."""

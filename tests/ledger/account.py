@@ -17,20 +17,33 @@ POOL = "default"
 LEASES = f"{{slotgate:{POOL}}}:leases:{ENGINE}"
 
 
+class Holder:
+    """Whose account it is: one engine of so many slots, for which a call waits or none."""
+
+    def __init__(self, slots: int, waiting: bool = False) -> None:
+        self.slots = slots
+        self.waiting = waiting
+
+    def words(self) -> Sequence[Word]:
+        """Of that engine."""
+        came_ms = round(1000 * time.monotonic()) if self.waiting else None
+        return [Word(ENGINE, self.slots, True, came_ms)]
+
+    def told(self) -> None:
+        """Nothing follows from it."""
+
+    def waits(self) -> bool:
+        """Whether one does."""
+        return self.waiting
+
+
 @asynccontextmanager
 async def account(
     url: str, slots: int = 4, lease_seconds: float = 1.0, hints: asyncio.Event | None = None
 ) -> AsyncIterator[Ledger]:
     """A ledger that talks to this Redis until the end, and then says good-bye."""
     store = RedisStore(url, POOL)
-
-    def words() -> Sequence[Word]:
-        came_ms = round(1000 * time.monotonic()) if hints is not None else None  # then somebody waits
-        return [Word(ENGINE, slots, True, came_ms)]
-
-    ledger = Ledger(
-        store, store.channel, lease_seconds, time.monotonic, words, lambda: None, lambda: hints is not None
-    )
+    ledger = Ledger(Holder(slots, hints is not None), store, lease_seconds, time.monotonic)
     tasks = [asyncio.create_task(ledger.run())]
     if hints is not None:
         tasks.append(asyncio.create_task(store.hints(hints.set)))

@@ -15,6 +15,7 @@ class Double:
     """One pool. A step goes in and comes out as text, as with the script."""
 
     epoch: tuple[str, int] | None = None  # its name, and when it thaws
+    met: tuple[int, int, bool] = (0, 0, False)  # when gateways began to come back; until when; blindly?
     said: dict[str, dict[str, Any]] = field(default_factory=dict)  # the last word of each gateway
     leases: dict[str, dict[str, int]] = field(default_factory=dict)  # expiries by engine and member
     drains: dict[str, str] = field(default_factory=dict)  # why, by engine
@@ -22,7 +23,7 @@ class Double:
 
     def clear(self) -> None:
         """Forget everything, as Redis does that starts empty."""
-        self.epoch = None
+        self.epoch, self.met = None, (0, 0, False)
         self.said.clear()
         self.leases.clear()
         self.drains.clear()
@@ -39,9 +40,12 @@ class Double:
         if self.epoch is None:
             self.epoch = step["nonce"], now + step["freeze"]
         epoch, thaws = self.epoch
+        new = now < thaws
         known = mine is not None and mine["number"] >= step["heard"] and step["epoch"] == epoch
         if not step["full"] and not known:
             return json.dumps({"again": True})
+        heard = mine and (mine["at"] if mine["number"] == step["heard"] else mine["heard"])
+        thaws = max(thaws, self.meets(step, heard, list(others.values()), now))
 
         held: list[dict[str, int]] = []
         for engine in engines:
@@ -74,7 +78,13 @@ class Double:
             }
             for engine, first in zip(engines, since, strict=True)
         }
-        word = {"number": step["number"], "at": now, "expires": now + step["lease"], "engines": words}
+        word = {
+            "number": step["number"],
+            "at": now,
+            "heard": heard,
+            "expires": now + step["lease"],
+            "engines": words,
+        }
         if step["bye"]:
             self.said.pop(owner, None)
         else:
@@ -82,7 +92,7 @@ class Double:
         if step["full"]:
             for place, number in step["held"]:
                 held[place - 1][f"{owner}:{number}"] = now + step["lease"]
-            if now < thaws:
+            if new:
                 for place, why in step["known"]:
                     self.drains.setdefault(engines[place - 1]["url"], why)
         for place, why in step["drains"]:
@@ -136,3 +146,21 @@ class Double:
             if place + 1 in freed and before(place, float("inf")):
                 self.hints += 1
         return json.dumps({"epoch": epoch, "frozen": max(0, thaws - now), "given": given, "engines": rows})
+
+    def meets(self, step: dict[str, Any], heard: int | None, others: list[dict[str, Any]], now: int) -> int:
+        """Until when those that come back wait for each other; `heard`: when this one was told something."""
+
+        def missing(time: int) -> int:
+            return sum((word["heard"] or 0) <= time for word in others)
+
+        met, until, blind = self.met
+        if met > now:
+            met, until = 0, 0
+        if step["lost"] is not False:
+            lost = now - (step["clock"] - step["lost"])
+            forgotten = not heard and missing(lost) == len(others)
+            if met <= lost and (forgotten or missing(lost)):
+                blind = forgotten or (blind and now < until)
+                met, until = now, now + step["freeze"]
+                self.met = met, until, blind
+        return until if blind or missing(met) else 0

@@ -46,6 +46,7 @@ class Player:
             "lease": 3000,
             "freeze": 1500,
             "claim": 1000,
+            "lost": dice.choice((False, False, dice.randrange(10) - dice.choice((0, 300, 3000)))),
             "channel": "freed",
             "engines": [
                 {
@@ -88,7 +89,7 @@ async def test_the_double_does_what_the_script_does() -> None:
             async with client.pubsub(ignore_subscribe_messages=True) as channel:
                 await channel.subscribe("freed")
                 for _ in range(STEPS):
-                    now += dice.choice((0, 1, 10, 250, 700, 2000))
+                    now += dice.choice((0, 1, 10, 250, 700, 2000, -5000 if dice.random() < 0.1 else 0))
                     if dice.random() < 0.02:
                         double.clear()
                         await client.flushall()

@@ -47,7 +47,7 @@ def test_the_bounds_hold(kind: str) -> None:
     outcomes = hold(kind, range(SEEDS))
     assert outcomes.keys() <= {"completed", "gone", "refused", "degraded"}
     assert outcomes["completed"] > 0.5 * SEEDS
-    assert bool(outcomes["degraded"]) == (kind in ("outage", "restart", "losses", "everything"))
+    assert bool(outcomes["degraded"]) == (kind in ("outage", "restart", "stop", "losses", "everything"))
 
 
 @pytest.mark.long
@@ -101,6 +101,13 @@ class Careless(Ledger):
         return want
 
 
+class Unbowed(Ledger):
+    """Comes back as if it had not decided alone."""
+
+    def _composed(self, *args: Any, **named: Any) -> Step:
+        return replace(super()._composed(*args, **named), lost_ms=None)
+
+
 class Hasty(SharedDispatcher):
     """Does not ask."""
 
@@ -115,13 +122,14 @@ class Hasty(SharedDispatcher):
         (Thawed, "flush"),
         (Forgetful, "calm"),
         (Leaking, "calm"),
-        (Greedy, "outage"),
+        (Greedy, "stop"),
         (Careless, "losses"),
+        (Unbowed, "stop"),
     ],
 )
 def test_finds_a_planted_bug_of_the_ledger(mutant: type[Ledger], kind: str) -> None:
     """A new epoch without a freeze, leases that are not renewed or not given back, a whole engine for each
-    gateway, slots that nobody has: each breaks a bound."""
+    gateway, slots that nobody has, a return that is not told: each breaks a bound."""
     assert any(simulate(seed, kind, ledger_type=mutant).violation for seed in range(MUTANT_SEEDS))
 
 

@@ -32,8 +32,8 @@ CALLS = 50
 IDLE_SECONDS_MAX = 0.95  # a poll of each gateway: who is first in line may have no use for the slot
 RUN_SECONDS = 12.0  # in which calls come and things go wrong
 ROUTE, MODEL = "/v1/chat/completions", "m"
-KINDS = ("calm", "crash", "flush", "pause", "outage", "restart", "losses", "failover", "everything")
-ALONE = ("outage", "restart", "losses")  # those in which gateways decide alone
+KINDS = ("calm", "crash", "flush", "pause", "outage", "restart", "stop", "losses", "failover", "everything")
+ALONE = ("outage", "restart", "stop", "losses")  # those in which gateways decide alone
 
 
 @dataclass
@@ -69,6 +69,7 @@ class Pool:
         self.lossy = False
         self.published = asyncio.Event()
         self.late: list[str] = []  # steps that were given up and have not happened yet
+        self.resumed = asyncio.Event()
 
     def step(self, text: str) -> str:
         """A step arrives."""
@@ -83,6 +84,8 @@ class Pool:
         """It goes on, first with what came meanwhile, in any order."""
         self.paused = False
         self.dice.shuffle(self.late)
+        self.resumed.set()
+        self.resumed = asyncio.Event()
         for text in self.late:
             self.step(text)
         self.late.clear()
@@ -90,6 +93,8 @@ class Pool:
 
 class Line:
     """One gateway's way to it."""
+
+    channel = "freed"
 
     def __init__(self, pool: Pool, gateway: Gateway) -> None:
         self.pool = pool
@@ -104,8 +109,16 @@ class Line:
         if not pool.up:
             raise Unavailable("refused")
         fate = dice.choice(("late", "lost", "unanswered", "", "", "", "", "")) if pool.lossy else ""
-        if pool.paused or fate:
-            if pool.paused or fate == "late":
+        if pool.paused and not fate:
+            try:
+                async with asyncio.timeout(TIMEOUT_SECONDS):
+                    await pool.resumed.wait()
+            except TimeoutError:
+                pool.late.append(text)
+                await self.gateway.runs()
+                raise Unavailable("no answer", late=True) from None
+        if fate:
+            if fate == "late":
                 pool.late.append(text)
             elif fate == "unanswered":
                 pool.step(text)
@@ -145,13 +158,10 @@ class Gateway:
         self.admission = Admission(Limits(interactive_reserve_slots=0, hold_seconds_max=0.0))
         line = Line(world.pool, self)
         self.dispatcher = world.dispatcher_type(
-            self.admission, clock, lambda name: f"http://{name}", line, "freed", LEASE_SECONDS
+            self.admission, clock, lambda name: f"http://{name}", line, LEASE_SECONDS
         )
-        ledger = self.dispatcher.ledger
-        self.dispatcher.ledger = world.ledger_type(
-            line, "freed", LEASE_SECONDS, clock, ledger._words, ledger._changed, ledger._waits,
-            random.Random(f"{world.seed} {number}"),
-        )  # fmt: skip
+        dice = random.Random(f"{world.seed} {number}")
+        self.dispatcher.ledger = world.ledger_type(self.dispatcher, line, LEASE_SECONDS, clock, dice)
         for engine in world.engines.values():
             backend = Backend(
                 engine.name,
@@ -163,7 +173,7 @@ class Gateway:
                 routes=frozenset({ROUTE}),
             )
             self.admission.add(backend, clock())
-        self.dispatcher._adjust()
+        self.dispatcher.told()
         self.tasks: set[asyncio.Task[object]] = {asyncio.create_task(self.dispatcher.run())}
         if world.reports:
             self.tasks.add(asyncio.create_task(self._probes()))
@@ -172,6 +182,10 @@ class Gateway:
     def ledger(self) -> Ledger:
         """Its account."""
         return self.dispatcher.ledger
+
+    def granted(self, id: str) -> bool:
+        """Whether the ledger gave the call its slot; else the gateway did, on its own."""
+        return self.ledger._held[id].number in self.ledger._entered
 
     async def runs(self) -> None:
         """Wait while it is paused; for ever once it has crashed."""
@@ -272,9 +286,10 @@ class World:
         self.came[id] = self.waiting[id] = now
         try:
             async with gateway.dispatcher.slot(call) as slot:
+                granted = gateway.granted(id)
                 await gateway.runs()
                 engine = self.engines[slot.lease.backend]
-                self._begin(engine, id)
+                self._begin(engine, id, granted)
                 try:
                     await asyncio.sleep(seconds)
                 finally:
@@ -286,7 +301,7 @@ class World:
         finally:
             self.waiting.pop(id, None)
 
-    def _begin(self, engine: Engine, id: str) -> None:
+    def _begin(self, engine: Engine, id: str, granted: bool) -> None:
         engine.active.add(id)
         self.waiting.pop(id, None)
         self.started.append(id)
@@ -294,6 +309,10 @@ class World:
         self.result.excess = max(self.result.excess, excess)
         if excess > self._allowed(engine):
             self.violated(f"{engine.name} works on {len(engine.active)} with {engine.slots} slots")
+        if self.kind == "stop" and granted and excess > 0:
+            self.violated(
+                f"{engine.name} was given to {id}, with {len(engine.active)} of {engine.slots} slots"
+            )
 
     def _allowed(self, engine: Engine) -> int:
         """What the engine may have beyond its slots, by what went wrong."""
@@ -336,6 +355,10 @@ class World:
                     pool.double.clear()
                 await asyncio.sleep(dice.choice((1, 16, 80)) * UNIT)
                 pool.up = True
+            case "stop":  # SIGSTOP, so that all gateways notice; also for longer than a lease
+                pool.paused = True
+                await asyncio.sleep(dice.choice((32, 56, 80)) * UNIT)
+                pool.resume()
             case "losses":
                 pool.lossy = True
                 await asyncio.sleep(dice.choice((16, 48)) * UNIT)
@@ -382,11 +405,11 @@ class World:
         """How long a slot is free while a call waits, with nothing wrong."""
         idle = 0.0
         while True:
-            await asyncio.sleep(UNIT / 4)
+            await asyncio.sleep(UNIT)
             free = any(len(engine.active) < engine.slots for engine in self.engines.values())
             self.result.degraded |= any(gateway.dispatcher.sharing == "degraded" for gateway in self.gateways)
             begun = asyncio.get_running_loop().time() > LEASE_SECONDS
-            idle = idle + UNIT / 4 if free and self.waiting and not self.trouble and begun else 0.0
+            idle = idle + UNIT if free and self.waiting and not self.trouble and begun else 0.0
             self.result.idle_seconds = max(self.result.idle_seconds, idle)
 
     def _check_end(self) -> None:
