@@ -51,7 +51,7 @@ class Watcher:
             self._tell(stall=round(worked - self._worked, 3), at=self._seen)
         if now - self._told >= 1.0:
             self._told = now
-            self._tell(tasks=len(asyncio.all_tasks()))
+            self._tell(tasks=len(asyncio.all_tasks()), blocks=sys.getallocatedblocks())
         self._beat_at, self._worked, self._seen = time.monotonic(), time.thread_time(), []
         if not self._over:
             self._loop.call_later(BEAT_SECONDS, self._beat)
