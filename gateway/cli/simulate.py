@@ -33,8 +33,16 @@ def simulate(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="A journal: its backends play, as fast as its latest 3,000 requests show them; beside "
-            "those of --engine, if there are any.",
+            help="A journal: its backends play, as fast as its latest 3,000 requests show them. Or what "
+            "llama-bench (-o json, jsonl), llama-batched-bench (--output-format jsonl) or vllm bench serve "
+            "(--save-result --save-detailed) wrote: an engine as fast as that plays. Beside those of "
+            "--engine, if there are any.",
+        ),
+    ] = None,
+    slots: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", min=1, help="Slots of the measured engine. Default: as many as ran at once."
         ),
     ] = None,
     workload: Annotated[
@@ -80,6 +88,7 @@ def simulate(
       slotgate simulate --engine ds4-64k --engine ds4-64k --policy slotgate --policy sticky
       slotgate simulate --workload conversation_trace.jsonl --mode strict --json
       slotgate simulate --fit slotgate.db --policy slotgate --policy round-robin
+      slotgate simulate --fit llama-bench.jsonl --slots 4 --policy slotgate
     """
     from policies.simulation.engine import Mode
     from policies.simulation.profile import PROFILES, fleet
@@ -89,12 +98,12 @@ def simulate(
     profiles = fleet(_known("engine", engine or ([] if fit else PROFILES), PROFILES))
     recorded: list[Program] = []
     if fit is not None:
-        from gateway.cli import hindsight
-        from policies.traffic import programs
+        from gateway.cli.fitted import fitted
 
-        asked = hindsight.requests(fit)
-        profiles += hindsight.fleet(asked)
-        recorded = programs(asked)
+        more, recorded = fitted(fit, slots)
+        profiles += more
+    elif slots is not None:
+        raise CommandFailed("--slots is for what --fit names; a named engine has its own.", 2)
     policies = _known("policy", policy or POLICIES, POLICIES)
     (named,) = _known("mode", [mode], [*map(str, Mode), "both"])
     modes = list(Mode) if named == "both" else [Mode(named)]
