@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,9 +15,7 @@ from gateway import __version__
 from gateway.cli.failure import CommandFailed
 
 if TYPE_CHECKING:
-    from gateway.app import Gateway
     from gateway.settings import Settings
-    from policies.types import StateChanged
 
 log = logging.getLogger("slotgate.serve")
 
@@ -33,7 +31,10 @@ def serve(
     ] = None,
     host: Annotated[str | None, typer.Option(metavar="HOST", help="Address of the client port.")] = None,
     port: Annotated[int | None, typer.Option(metavar="PORT", help="The client port.")] = None,
-    workers: Annotated[int, typer.Option(metavar="N", min=1, help="Processes; only 1 for now.")] = 1,
+    workers: Annotated[
+        int,
+        typer.Option(metavar="N", min=1, help="Processes that share the port; more than 1 need redis.url."),
+    ] = 1,
 ) -> None:
     """Run the gateway.
 
@@ -44,16 +45,12 @@ def serve(
       slotgate serve
       slotgate serve --backend http://127.0.0.1:8080 --backend http://10.0.0.11:8000
       slotgate serve --config /etc/slotgate.toml
+      slotgate serve --config /etc/slotgate.toml --workers 2
     """
-    if workers > 1:
-        raise CommandFailed(
-            f"--workers {workers} is not possible yet: run so many gateways on ports of their own, with the "
-            "same redis.url and a balancer before them; without Redis each would hand out all slots anew.",
-            2,
-        )
     from gateway import logs, systemd
     from gateway.app import create_app
-    from gateway.lifecycle import serve as run
+    from gateway.lifecycle import run
+    from gateway.lifecycle import serve as served
     from gateway.settings import file_of
 
     logs.setup("INFO")
@@ -62,6 +59,11 @@ def serve(
     read = _reader(file, backend or [], host, port)
     handed = _handed()
     settings = _as_handed(_first(read), handed)
+    if workers > 1 and not settings.redis.url.get_secret_value():
+        raise CommandFailed(
+            f"--workers {workers} needs redis.url: without Redis each would hand out all slots anew.",
+            2,
+        )
     server = settings.server
     clients = handed.get(systemd.CLIENTS) or _bind(server.host, server.port, "--port or server.port")
     operators = handed.get(systemd.OPERATORS) or _bind(
@@ -73,15 +75,41 @@ def serve(
         raise CommandFailed(f"A backend's tls_ca_file cannot be used: {error}.", 2) from None
     except ValueError as error:
         raise CommandFailed(f"redis.url cannot be used: {error}.", 2) from None
-    gateway.dispatcher.state_changed.append(lambda change: _tell(gateway, change))
 
     def started() -> None:
         url, admin = _url(clients), _url(operators)
         print(f"slotgate: listening on {url} (admin {admin})", flush=True)
         log.info("clients use %s/v1; Ctrl-C stops, a second one at once", url)
 
-    _run(run(gateway, clients, operators, started, handed=systemd.CLIENTS in handed))
+    outlives = systemd.CLIENTS in handed
+    if workers == 1:
+        run(served(gateway, clients, operators, started, handed=outlives))
+    else:
+        _run_workers(workers, settings, read, file or "", clients, operators, started, handed=outlives)
     log.info("stopped")
+
+
+def _run_workers(
+    count: int,
+    settings: Settings,
+    read: Callable[[], Settings],
+    where: str,
+    clients: socket.socket,
+    operators: socket.socket,
+    started: Callable[[], None],
+    *,
+    handed: bool,
+) -> None:
+    """As many processes, which share the sockets."""
+    from gateway.lifecycle import run
+    from gateway.workers.lifecycle import serve
+
+    try:
+        run(serve(count, settings, read, where, clients, operators, started, handed=handed))
+    except OSError as error:
+        raise CommandFailed(
+            f"Workers cannot be started: {error}; they need a directory for temporary files ($TMPDIR)."
+        ) from None
 
 
 def _reader(
@@ -188,27 +216,6 @@ def _bind(host: str, port: int, option: str) -> socket.socket:
         ) from None
 
 
-def _tell(gateway: Gateway, change: StateChanged) -> None:
-    """What has become ready."""
-    from policies.types import State
-
-    if change.state is not State.READY:
-        return
-    backend, member = gateway.admission.backends[change.backend], gateway.fleet.members[change.backend]
-    models = ", ".join(sorted(backend.models or ())) or "any"
-    log.info("%s: %s, %s; models: %s", backend.name, member.engine.name, member.capacity, models)
-
-
 def _url(listening: socket.socket) -> str:
     host, port = listening.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-def _run(main: Coroutine[object, object, None]) -> None:
-    """On uvloop where there is one: half the CPU per byte."""
-    try:
-        import uvloop
-    except ImportError:
-        asyncio.run(main)
-    else:
-        uvloop.run(main)

@@ -1,0 +1,277 @@
+"""What operators see and steer of all workers together: each is asked, and what they say is put together."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+from gateway import errors
+from gateway.admin.events import Events
+from gateway.admin.figures import Figures, Lines, lines_of
+from gateway.admin.history import Step
+from gateway.admin.own import refused
+from gateway.admin.prefix import PrefixView
+from gateway.admin.views import (
+    BackendView,
+    DrainRequest,
+    DrainView,
+    ReloadView,
+    RequestView,
+    ShutdownView,
+    WaitingView,
+)
+from gateway.advising import Answer
+from gateway.advisor import PLAY_SECONDS_MAX
+from gateway.auth import AdminGuard
+from gateway.options import BackendSettings
+from gateway.reload import Read, Reloaded, with_what_stands
+from gateway.settings import ConfigError, Settings
+from gateway.usage import Account, By
+from gateway.workers import wire
+from gateway.workers.merging import (
+    backend_of,
+    backends_of,
+    drain_of,
+    figures_of,
+    prefixes_of,
+    queue_of,
+    steps_of,
+)
+from gateway.workers.supervisor import Supervisor, Worker
+from policies.types import State, StateChanged
+
+log = logging.getLogger("slotgate.workers")
+
+ASK_SECONDS = 5.0
+READ_SECONDS = 30.0  # of a journal with millions of requests
+GONE_SECONDS = 1.0  # after which a worker that does not answer must be known to have ended
+
+
+class Silent(errors.GatewayError):
+    """A worker lives, and does not answer: nothing can be promised for it."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(
+            f"Worker {number} does not answer, so this is not done everywhere; end it and ask again."
+        )
+
+
+class Crew:
+    """The `Operations` of all workers. `read` reads the configuration again; `guard` goes by its token."""
+
+    def __init__(self, supervisor: Supervisor, read: Read, guard: AdminGuard) -> None:
+        self.events = Events(self)
+        self._supervisor = supervisor
+        self._read = read
+        self._guard = guard
+        self._changing = asyncio.Lock()  # what new workers start with
+        self._states: dict[str, State] = {}
+        supervisor.caught_up = self._caught_up
+
+    # -- asking -------------------------------------------------------------------------------------
+
+    async def _ask(self, worker: Worker, call: str, *arguments: object, seconds: float = ASK_SECONDS) -> Any:
+        return await wire.ask(worker.charge.path, call, *arguments, seconds=seconds)
+
+    async def _heard(self, call: str, *arguments: object, seconds: float = ASK_SECONDS) -> dict[Worker, Any]:
+        """What each answers who does; an error it may be, too."""
+        workers = self._supervisor.serving
+        asked = (self._ask(worker, call, *arguments, seconds=seconds) for worker in workers)
+        told = zip(workers, await asyncio.gather(*asked, return_exceptions=True), strict=True)
+        heard = {worker: one for worker, one in told if not isinstance(one, wire.Unanswered)}
+        for one in heard.values():
+            if isinstance(one, BaseException) and not isinstance(one, errors.GatewayError):
+                raise one
+        if not heard:
+            raise errors.NoBackendReady
+        return heard
+
+    async def _all(self, call: str, *arguments: object, seconds: float = ASK_SECONDS) -> list[Any]:
+        """What they answer; raises the error of one if all have some."""
+        heard = list((await self._heard(call, *arguments, seconds=seconds)).values())
+        answers = [one for one in heard if not isinstance(one, errors.GatewayError)]
+        if not answers:
+            raise heard[0]
+        return answers
+
+    async def _everywhere(self, call: str, *arguments: object, seconds: float = ASK_SECONDS) -> list[Any]:
+        """The same of a thing that is done only when all have done it. Raises Silent."""
+        before = self._supervisor.serving
+        heard = await self._heard(call, *arguments, seconds=seconds)
+        for worker in before:
+            if worker not in heard and not await self._gone(worker):
+                raise Silent(worker.number)
+        answers = [one for one in heard.values() if not isinstance(one, errors.GatewayError)]
+        if not answers:
+            raise next(iter(heard.values()))
+        return answers
+
+    async def _gone(self, worker: Worker) -> bool:
+        try:
+            async with asyncio.timeout(GONE_SECONDS):
+                await worker.process.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def _any(self, call: str, *arguments: object, seconds: float) -> Any:
+        """What the first one answers who does."""
+        for worker in self._supervisor.serving:
+            try:
+                return await self._ask(worker, call, *arguments, seconds=seconds)
+            except wire.Unanswered as fault:
+                log.warning("worker %d does not answer: %s", worker.number, fault)
+        raise errors.NoBackendReady
+
+    # -- for clients --------------------------------------------------------------------------------
+
+    async def why_not_ready(self) -> str:
+        """See `Whole`."""
+        if self._supervisor.stopping.is_set():
+            return "the gateway is shutting down"
+        if not self._supervisor.serving:
+            return "no worker serves yet"
+        reasons: list[str] = await self._all("why_not_ready")
+        return "" if "" in reasons else reasons[0]
+
+    async def exposition(self) -> bytes:
+        """See `Whole`."""
+        heard = await self._heard("exposition")
+        told = {worker.serial: one for worker, one in heard.items() if isinstance(one, bytes)}
+        return self._supervisor.expositions.merged(told)
+
+    def calls(self) -> dict[str, wire.Call]:
+        """What workers ask for."""
+        return {"why_not_ready": self.why_not_ready, "exposition": self.exposition}
+
+    # -- for the live page --------------------------------------------------------------------------
+
+    async def figures(self) -> Figures:
+        """See `Source`. Changes of states are seen here, and told."""
+        figures = figures_of(await self._all("figures"))
+        views = [one.backend for one in figures.backends]
+        before, self._states = self._states, {view.name: view.state for view in views}
+        for view in views:
+            if before.get(view.name, view.state) is not view.state:
+                self.events.state_changed(StateChanged(view.name, view.state, view.reason))
+        return figures
+
+    async def lines(self) -> Lines:
+        """See `Source`."""
+        told: list[dict[int, Step]] = await self._all("steps")
+        breaking = [view for view in await self.prefix() if view.breaks]
+        return lines_of(steps_of(told), breaking, len(breaking))
+
+    # -- for operators ------------------------------------------------------------------------------
+
+    async def backends(self) -> list[BackendView]:
+        """See `Operations`, as all that follows."""
+        return backends_of(await self._all("backends"))
+
+    async def backend(self, name: str) -> BackendView:
+        return backend_of(await self._all("backend", name))
+
+    async def add(self, settings: BackendSettings) -> BackendView:
+        async with self._changing:
+            view: BackendView = await self._any("add", settings, seconds=ASK_SECONDS)
+            self._supervisor.added[settings.name] = settings
+            for worker in self._supervisor.serving[1:]:
+                await self._ask(worker, "add", settings)
+        return view
+
+    async def remove(self, name: str) -> DrainView:
+        async with self._changing:
+            views = await self._everywhere("remove", name)
+            self._supervisor.added.pop(name, None)
+        return drain_of(views)
+
+    async def drain(self, name: str, how: DrainRequest) -> DrainView:
+        return drain_of(await self._everywhere("drain", name, how, seconds=how.wait_seconds + ASK_SECONDS))
+
+    async def resume(self, name: str) -> DrainView:
+        return drain_of(await self._everywhere("resume", name))
+
+    async def queue(self) -> list[WaitingView]:
+        return queue_of(await self._all("queue"))
+
+    async def requests(self) -> list[RequestView]:
+        told: list[list[RequestView]] = await self._all("requests")
+        return sorted((view for views in told for view in views), key=lambda view: -view.age_seconds)
+
+    async def end(self, id: str) -> RequestView:
+        (view,) = await self._all("end", id)
+        assert isinstance(view, RequestView)
+        return view
+
+    async def usage(self, by: By, since: str) -> list[Account]:
+        told: list[Account] = await self._any("usage", by, since, seconds=READ_SECONDS)
+        return told
+
+    async def prefix(self) -> list[PrefixView]:
+        return prefixes_of(await self._all("prefix"))
+
+    async def advice(self) -> Answer:
+        told: Answer = await self._any("advice", seconds=PLAY_SECONDS_MAX + ASK_SECONDS)
+        return told
+
+    async def reload(self) -> ReloadView:
+        try:
+            done = await self.follow()
+        except ConfigError as error:
+            raise refused(error) from None
+        return ReloadView(changed=list(done.changed), standing=list(done.standing))
+
+    async def shutdown(self) -> ShutdownView:
+        in_flight = sum(await self._all("in_flight"))
+        if not self._supervisor.stopping.is_set():
+            self._supervisor.stop()
+        return ShutdownView(in_flight=in_flight)
+
+    # -- the configuration ----------------------------------------------------------------------------
+
+    async def follow(self) -> Reloaded:
+        """Read it once, and let all workers go by it: the first one tells what is wrong with it. Raises
+        ConfigError; then everything is as it was."""
+        supervisor = self._supervisor
+        async with self._changing:
+            try:
+                settings = await asyncio.to_thread(self._read)
+                done = await self._handed_down(settings)
+            except ConfigError as error:
+                for fault in error.faults:
+                    log.warning("the configuration is refused, the one before stays: %s", fault)
+                await self._heard("refuse")
+                raise
+            supervisor.settings = with_what_stands(supervisor.settings, settings)
+            configured = {backend.name for backend in settings.backends}
+            supervisor.added = {name: one for name, one in supervisor.added.items() if name not in configured}
+            self._guard.follow(settings.server.admin_token.get_secret_value())
+        return done
+
+    async def _handed_down(self, settings: Settings) -> Reloaded:
+        serving = self._supervisor.serving
+        if not serving:
+            raise errors.NoBackendReady
+        first, *others = serving
+        done: Reloaded | tuple[Any, ...] = await self._ask(first, "follow", settings, seconds=READ_SECONDS)
+        if not isinstance(done, Reloaded):
+            raise ConfigError(done)
+        for worker in others:
+            await self._ask(worker, "follow", settings, seconds=READ_SECONDS)
+        return done
+
+    async def _caught_up(self, worker: Worker) -> None:
+        """Tell it what has changed since it was started."""
+        async with self._changing:
+            charge, supervisor = worker.charge, self._supervisor
+            try:
+                if charge.settings is not supervisor.settings:
+                    await self._ask(worker, "follow", supervisor.settings, seconds=READ_SECONDS)
+                known = {settings.name: settings for settings in charge.added}
+                for name in known.keys() - supervisor.added.keys():
+                    await self._ask(worker, "remove", name)
+                for name in supervisor.added.keys() - known.keys():
+                    await self._ask(worker, "add", supervisor.added[name])
+            except (wire.Unanswered, errors.GatewayError) as fault:
+                log.warning("worker %d cannot be told what has changed: %s", worker.number, fault)

@@ -1,0 +1,93 @@
+"""How a gateway of several processes starts and stops.
+
+The parent holds the sockets, answers operators and hears signals; clients are served by the workers. What it
+is told, it lets all of them do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from gateway import systemd
+from gateway.admin.door import BODIES_BYTES_MAX, BODY_BYTES_MAX
+from gateway.admin.routes import admin_app
+from gateway.auth import AdminGuard
+from gateway.intake import Intake
+from gateway.lifecycle import CONNECTIONS_MAX, Listener, raise_descriptors
+from gateway.reload import Read
+from gateway.settings import ConfigError, Settings
+from gateway.workers import wire
+from gateway.workers.crew import Crew
+from gateway.workers.supervisor import Supervisor
+
+
+async def serve(
+    count: int,
+    settings: Settings,
+    read: Read,
+    where: str,
+    clients: socket.socket,
+    operators: socket.socket,
+    started: Callable[[], None],
+    *,
+    handed: bool = False,
+) -> None:
+    """Serve both ports with so many workers, until a signal comes and everything has ended. `read`, `where`,
+    `started`, `handed`: as for one process. Raises OSError without a place for the sockets among them."""
+    with TemporaryDirectory(prefix="slotgate-") as folder:
+        supervisor = Supervisor(count, settings, where, clients.fileno(), handed, Path(folder))
+        guard = AdminGuard(settings.server.admin_token.get_secret_value())
+        crew = Crew(supervisor, read, guard)
+        intake = Intake(BODY_BYTES_MAX, BODIES_BYTES_MAX)
+        app = admin_app(crew, crew.events, guard, intake)
+        port = Listener(app, "off", {}, min(CONNECTIONS_MAX, raise_descriptors() // 8))
+        _by_signals(supervisor, crew)
+        whole = await wire.listen(supervisor.parent, crew.calls())
+        serving = asyncio.create_task(port.serve(sockets=[operators]))
+
+        def all_started() -> None:
+            started()
+            systemd.tell("READY=1")
+
+        stopping = asyncio.create_task(_stopping(supervisor, port, clients))
+        try:
+            await supervisor.run(all_started)
+        finally:
+            stopping.cancel()
+            whole.close()
+            crew.events.close()
+            intake.close()
+            port.should_exit = True
+            await asyncio.wait([serving, stopping])
+
+
+async def _stopping(supervisor: Supervisor, port: Listener, clients: socket.socket) -> None:
+    await supervisor.stopping.wait()
+    systemd.tell("STOPPING=1")
+    port.ending.now = True
+    clients.close()  # the last worker that ends closes it for good
+
+
+def _by_signals(supervisor: Supervisor, crew: Crew) -> None:
+    loop = asyncio.get_running_loop()
+    reloads: set[asyncio.Task[None]] = set()
+
+    async def follow() -> None:
+        with contextlib.suppress(ConfigError):  # which is in the log
+            await crew.follow()
+
+    def hung_up() -> None:
+        if not supervisor.stopping.is_set():
+            reloads.add(task := loop.create_task(follow()))
+            task.add_done_callback(reloads.discard)
+
+    loop.add_signal_handler(signal.SIGTERM, supervisor.stop)
+    loop.add_signal_handler(signal.SIGINT, partial(supervisor.stop, pause=False))
+    loop.add_signal_handler(signal.SIGHUP, hung_up)

@@ -1,0 +1,187 @@
+"""The processes of a gateway: as many workers as there shall be, and another one for each that has ended."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from gateway.options import BackendSettings
+from gateway.settings import Settings
+from gateway.workers.exposition import Expositions
+from gateway.workers.worker import READY, STOP, STOP_WITHOUT_PAUSE, Charge
+
+log = logging.getLogger("slotgate.workers")
+
+# By import, so that both sides name classes alike.
+COMMAND = (sys.executable, "-c", "from gateway.workers.worker import main; main()")
+START_SECONDS_MAX = 60.0  # beyond which one that has not begun to serve is taken to hang
+STEADY_SECONDS = 60.0  # whoever served so long is followed by another one at once
+PAUSE_SECONDS, PAUSE_SECONDS_MAX = 1.0, 30.0  # before the next one else
+LAST_SECONDS = 30.0  # beyond the limits of a shutdown, until what is left is killed
+
+
+@dataclass(slots=True, eq=False)
+class Worker:
+    """One process."""
+
+    number: int  # its place, of which another one takes care when it has ended
+    serial: int  # of all there ever were
+    charge: Charge
+    process: asyncio.subprocess.Process
+    serves: bool = False
+
+    def tell(self, order: bytes) -> None:
+        """Let it do this, if it still can."""
+        assert self.process.stdin is not None
+        with suppress(OSError, RuntimeError):
+            self.process.stdin.write(order)
+
+
+class Supervisor:
+    """They share the clients' socket of this descriptor; their own are in `folder`, which only this user
+    may enter. `settings` and `added` are what a new one starts with; as both may change while it does,
+    `caught_up` is awaited before it counts as one that serves."""
+
+    def __init__(
+        self, count: int, settings: Settings, where: str, clients: int, handed: bool, folder: Path
+    ) -> None:
+        self.settings = settings
+        self.added: dict[str, BackendSettings] = {}
+        self.expositions = Expositions()
+        self.parent = str(folder / "parent")
+        self.caught_up: Callable[[Worker], Awaitable[None]] | None = None
+        self.stopping = asyncio.Event()
+        self._count = count
+        self._where = where
+        self._clients = clients
+        self._handed = handed
+        self._folder = folder
+        self._pause = True
+        self._serials = itertools.count(1)
+        self._workers: dict[int, Worker] = {}  # by number
+
+    @property
+    def serving(self) -> list[Worker]:
+        """Those that can be asked, by number."""
+        return [one for _, one in sorted(self._workers.items()) if one.serves]
+
+    def stop(self, *, pause: bool = True) -> None:
+        """End all in order; said again: end what runs."""
+        self._pause = self._pause and pause
+        self.stopping.set()
+        for worker in self._workers.values():
+            worker.tell(STOP if pause else STOP_WITHOUT_PAUSE)
+
+    async def run(self, started: Callable[[], None]) -> None:
+        """Keep all of them until they were stopped and have ended. `started`: each has begun to serve, or has
+        failed to."""
+        loop = asyncio.get_running_loop()
+        first: list[asyncio.Future[None]] = [loop.create_future() for _ in range(self._count)]
+        keepers = [loop.create_task(self._keep(number, tried)) for number, tried in enumerate(first, start=1)]
+        try:
+            await asyncio.wait(first)
+            started()
+            await self.stopping.wait()
+            server = self.settings.server
+            limit = server.shutdown_pause_seconds + server.shutdown_seconds + LAST_SECONDS
+            _, late = await asyncio.wait(keepers, timeout=limit)
+            if late:
+                log.error("%d workers did not end in time and are killed", len(late))
+                self._kill()
+                await asyncio.wait(keepers)
+        finally:
+            self._kill()
+            for keeper in keepers:
+                keeper.cancel()
+            await asyncio.wait(keepers)
+
+    async def _keep(self, number: int, tried: asyncio.Future[None]) -> None:
+        pause = 0.0
+        while not self.stopping.is_set():
+            began = time.monotonic()
+            try:
+                ended = await self._one(number, tried)
+            except OSError as fault:  # no process to be had
+                ended = fault.strerror or str(fault)
+            if not tried.done():
+                tried.set_result(None)
+            if self.stopping.is_set():
+                return
+            steady = time.monotonic() - began >= STEADY_SECONDS
+            pause = 0.0 if steady else min(PAUSE_SECONDS_MAX, max(PAUSE_SECONDS, 2 * pause))
+            log.error("worker %d %s; another one is started in %g s", number, ended, pause)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self.stopping.wait(), pause)
+
+    async def _one(self, number: int, tried: asyncio.Future[None]) -> str:
+        """One worker from its start to its end, and how that came."""
+        worker = await self._begun(number)
+        self._workers[number] = worker
+        if self.stopping.is_set():
+            worker.tell(STOP if self._pause else STOP_WITHOUT_PAUSE)
+        try:
+            if await self._ready(worker):
+                if self.caught_up is not None:
+                    await self.caught_up(worker)
+                self.expositions.begun(worker.serial)
+                worker.serves = True
+                if not tried.done():
+                    tried.set_result(None)
+            elif worker.process.returncode is None:
+                worker.process.kill()
+            code = await worker.process.wait()
+        finally:
+            del self._workers[number]
+            self.expositions.ended(worker.serial)
+            if worker.process.returncode is None:
+                worker.process.kill()
+                await worker.process.wait()
+        return f"was ended by signal {-code}" if code < 0 else f"ended by itself with exit code {code}"
+
+    async def _begun(self, number: int) -> Worker:
+        serial = next(self._serials)
+        charge = Charge(
+            number=number,
+            settings=self.settings,
+            added=tuple(self.added.values()),
+            where=self._where,
+            clients=self._clients,
+            handed=self._handed,
+            path=str(self._folder / str(serial)),
+            parent=self.parent,
+        )
+        process = await asyncio.create_subprocess_exec(
+            *COMMAND,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            pass_fds=(self._clients,),
+            env={name: value for name, value in os.environ.items() if name != "NOTIFY_SOCKET"},
+            start_new_session=True,  # a terminal speaks to the parent only
+        )
+        worker = Worker(number, serial, charge, process)
+        worker.tell(charge.sent())
+        return worker
+
+    async def _ready(self, worker: Worker) -> bool:
+        """Wait until it serves; False if it does not come to that."""
+        assert worker.process.stdout is not None
+        try:
+            async with asyncio.timeout(START_SECONDS_MAX):
+                return await worker.process.stdout.readline() == READY
+        except TimeoutError:
+            log.error("worker %d did not begin to serve within %g s", worker.number, START_SECONDS_MAX)
+            return False
+
+    def _kill(self) -> None:
+        for worker in self._workers.values():
+            with suppress(ProcessLookupError):
+                worker.process.send_signal(signal.SIGKILL)

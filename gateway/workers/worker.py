@@ -1,0 +1,189 @@
+"""One worker: a gateway that serves the common client port, and is steered by the process that started it.
+
+It takes no signals, which a terminal or systemd send to all processes at once; what it shall do comes down
+its standard input, whose end says that nobody will start it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import pickle
+import signal
+import socket
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from gateway import errors, logs
+from gateway.app import create_app
+from gateway.lifecycle import Steering, run, serve
+from gateway.member import Member
+from gateway.options import BackendSettings
+from gateway.reload import Reloaded
+from gateway.settings import ConfigError, Fault, Settings
+from gateway.workers import wire
+
+INPUT = 0  # descriptor of the standard input
+READY = b"ready\n"
+STOP, STOP_WITHOUT_PAUSE = b"s", b"i"
+LENGTH_BYTES = 8
+WHOLE_SECONDS = 10.0  # until the parent has asked all workers
+OPERATIONS = (
+    *("why_not_ready", "exposition", "figures", "steps", "backends", "backend", "add", "remove", "drain"),
+    *("resume", "queue", "requests", "end", "usage", "prefix", "advice"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Charge:
+    """What a worker is started with."""
+
+    number: int
+    settings: Settings
+    added: tuple[BackendSettings, ...]  # by operators, since the start
+    where: str  # the settings were read, for people
+    clients: int  # descriptor of their listening socket
+    handed: bool  # the socket outlives the gateway
+    path: str  # where it is asked
+    parent: str  # and whom it asks
+
+    def sent(self) -> bytes:
+        """As it goes down the standard input."""
+        pickled = pickle.dumps(self)
+        return len(pickled).to_bytes(LENGTH_BYTES) + pickled
+
+    @classmethod
+    def received(cls) -> Charge:
+        """The one on the standard input, of which no byte more is read."""
+        charge: Charge = pickle.loads(_read(int.from_bytes(_read(LENGTH_BYTES))))
+        return charge
+
+
+class Parent:
+    """The whole gateway, as one of its workers asks for it."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    async def why_not_ready(self) -> str:
+        """See `Whole`."""
+        return str(await self._ask("why_not_ready"))
+
+    async def exposition(self) -> bytes:
+        """See `Whole`."""
+        return bytes(await self._ask("exposition"))
+
+    async def _ask(self, call: str) -> Any:
+        try:
+            return await wire.ask(self._path, call, seconds=WHOLE_SECONDS)
+        except wire.Unanswered:  # figures of this worker alone would look like a restart
+            raise errors.ShuttingDown from None
+
+
+class Work:
+    """What a worker does when it is asked to, beside the operations of its gateway."""
+
+    def __init__(self, charge: Charge) -> None:
+        self._settings = charge.settings  # as last handed down
+        self.gateway = create_app(charge.settings, read=lambda: self._settings, where=charge.where)
+        self.gateway.whole = Parent(charge.parent)
+        for settings in charge.added:
+            self._join(settings)
+
+    def calls(self) -> dict[str, wire.Call]:
+        """Each by its name."""
+        own = {name: getattr(self.gateway.own, name) for name in OPERATIONS}
+        return own | {"in_flight": self.in_flight, "follow": self.follow, "refuse": self.refuse}
+
+    async def in_flight(self) -> int:
+        """Requests that run or wait."""
+        return len(self.gateway.inflights.by_id)
+
+    async def follow(self, settings: Settings) -> Reloaded | tuple[Fault, ...]:
+        """Go by these settings; or what is wrong with them, and nothing changes."""
+        before, self._settings = self._settings, settings
+        try:
+            return await self.gateway.reload()
+        except ConfigError as error:
+            self._settings = before
+            return error.faults
+
+    async def refuse(self) -> None:
+        """The configuration on disk cannot be followed."""
+        self.gateway.metrics.config_invalid(True)
+
+    def _join(self, settings: BackendSettings) -> None:
+        """It was added to another worker, or to the one before this."""
+        with suppress(OSError):  # its certificates are gone since then
+            member = Member.of(settings)
+            if self.gateway.fleet.rival(settings) is None:
+                member.configured = False
+                self.gateway.fleet.join(member)
+
+
+def main() -> None:
+    """The process."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    charge = Charge.received()
+    logs.setup("INFO")
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(partial(_numbered, charge.number))
+    run(_work(charge))
+
+
+async def _work(charge: Charge) -> None:
+    work = Work(charge)
+    server = await wire.listen(charge.path, work.calls())
+    try:
+        await serve(
+            work.gateway,
+            socket.socket(fileno=charge.clients),
+            None,
+            lambda: _tell(READY),
+            handed=charge.handed,
+            steered=by_input,
+        )
+    finally:
+        server.close()
+
+
+def by_input(steering: Steering) -> None:
+    """Let the process say it that started this one."""
+    loop = asyncio.get_running_loop()
+
+    def heard() -> None:
+        orders = os.read(INPUT, 64)
+        if not orders:
+            loop.remove_reader(INPUT)
+            if not steering.stopped.is_set():
+                steering.stop(pause=False)
+        for order in orders:
+            steering.stop(pause=bytes((order,)) != STOP_WITHOUT_PAUSE)
+
+    loop.add_reader(INPUT, heard)
+
+
+def _read(count: int) -> bytes:
+    read = b""
+    while len(read) < count:
+        more = os.read(INPUT, count - len(read))
+        if not more:
+            sys.exit(1)  # who started it is gone
+        read += more
+    return read
+
+
+def _tell(word: bytes) -> None:
+    with suppress(OSError):
+        os.write(1, word)
+
+
+def _numbered(number: int, record: logging.LogRecord) -> bool:
+    """Say in each line which worker it is."""
+    record.worker = number
+    return True
