@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 
@@ -27,7 +28,8 @@ class Queue:
         # queue only the first of these are looked at.
         self._groups: dict[Group, dict[tuple[int, bool], Rank]] = {}
         self._looked: list[Waiting] = []  # since they were ranked
-        self._holds: list[tuple[float, str, Waiting]] = []  # a heap, by when each would have begun in one go
+        self._holds: list[tuple[float, int, Waiting]] = []  # a heap, by when each would have begun in one go
+        self._numbers = itertools.count()  # since a call may come to hold twice at the same moment
         self._flows = Flows()
         self._releases = ReleaseRate()
         self._paces: dict[Group, ReleaseRate] = {}  # at which calls of a kind start, while some wait
@@ -162,7 +164,8 @@ class Queue:
 
     def _enter(self, waiting: Waiting) -> None:
         if waiting.held_since is not None and not waiting.place[1]:
-            heapq.heappush(self._holds, (waiting.held_since - waiting.held_seconds, waiting.call.id, waiting))
+            since = waiting.held_since - waiting.held_seconds
+            heapq.heappush(self._holds, (since, next(self._numbers), waiting))
         waiting.place = after, holding = self._place(waiting)
         group = group_of(waiting.call)
         ranks = self._groups.setdefault(group, {})
@@ -178,10 +181,10 @@ class Queue:
         if not ranks:
             del self._groups[group]
 
-    def _holding(self, since: float, id: str, waiting: Waiting) -> bool:
+    def _holding(self, since: float, _number: int, waiting: Waiting) -> bool:
         """Whether it still does, and did at that time."""
         still = waiting.held_since is not None and waiting.held_since - waiting.held_seconds == since
-        return still and self._waiting.get(id) is waiting
+        return still and self._waiting.get(waiting.call.id) is waiting
 
     def ordered(self, now: float) -> list[Waiting]:
         """All of them in that order."""
