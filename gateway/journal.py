@@ -11,6 +11,7 @@ import sqlite3
 import types
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from functools import lru_cache
 from pathlib import Path
 from typing import Union, get_args, get_origin, get_type_hints
 
@@ -22,6 +23,7 @@ BUSY_SECONDS = 10.0  # for another gateway that writes, or a backup
 WAL_BYTES = 8 * 2**20  # of the bound on bytes are left to the write-ahead log, which is half of that
 DAY_SECONDS = 86_400
 TRIM_ROWS = 1000  # at least, at a time, where rows must go
+TRIM_SECONDS = 1.0  # between two looks for such rows, or that many new ones
 VACUUM_PAGES = 2000  # at a time, where the bound was lowered
 
 
@@ -78,7 +80,11 @@ def _is_ours(journal: sqlite3.Connection) -> bool:
 
 # -- writing -------------------------------------------------------------------------------------------
 
-INSERT = f"INSERT INTO requests ({', '.join(Row._fields)}) VALUES ({', '.join('?' * len(Row._fields))})"
+WIDTH = len(Row._fields)
+INSERT = f"INSERT INTO requests ({', '.join(Row._fields)}) VALUES "
+ONE = f"({', '.join('?' * WIDTH)})"
+ROWS_AT_ONCE = 64  # by one step of SQLite, which gives the interpreter away and must wait for it again
+NOTHING = float("nan")  # which SQLite stores as NULL; for a None sqlite3 looks for a converter each time
 OLDEST = "DELETE FROM requests WHERE rowid IN (SELECT rowid FROM requests {} ORDER BY arrived LIMIT ?)"
 COLUMN_TYPES = {str: "TEXT", int: "INTEGER", float: "REAL", bytes: "BLOB"}
 
@@ -93,6 +99,8 @@ class Journal:
         self._path = path
         self._seconds_max = days * DAY_SECONDS
         self._bytes_max = bytes_max - WAL_BYTES
+        self._trimmed = float("-inf")  # when what is too much was taken out
+        self._untrimmed = 0  # rows since then
         try:
             self._file = sqlite3.connect(path, timeout=BUSY_SECONDS)
             try:
@@ -121,21 +129,39 @@ class Journal:
         return self._pragma("page_size")
 
     def append(self, rows: Sequence[Row], now: float) -> None:
-        """Add these, and take out what is too old (`now` is in seconds since 1970) or too much. Nothing of
-        it is there if it fails."""
-        room = 2 * len(rows) + TRIM_ROWS
+        """Add these, and now and then take out what is too old (`now` is in seconds since 1970) or too much.
+        Nothing of it is there if it fails."""
+        self._untrimmed += len(rows)
+        due = not rows or self._untrimmed >= TRIM_ROWS or not 0 <= now - self._trimmed < TRIM_SECONDS
         try:
             with self._file:
-                self._file.executemany(INSERT, map(tuple, rows))  # as plain ones they are read a third faster
-                self._file.execute(OLDEST.format("WHERE arrived < ?"), (now - self._seconds_max, room))
-                pages = self._pragma("page_count")
-                if (pages - self._pragma("freelist_count")) * self._page_bytes > self._bytes_max:
-                    self._file.execute(OLDEST.format(""), (room,))
+                self._insert(rows)
+                pages = self._trim(now) if due else 0
             if pages * self._page_bytes > self._bytes_max:
                 # As a script: `execute` takes one step of it, which is one page.
                 self._file.executescript(f"PRAGMA incremental_vacuum({VACUUM_PAGES})")
         except sqlite3.Error as error:
             raise JournalError(str(error)) from None
+
+    def _trim(self, now: float) -> int:
+        """Take out what is too old or too much; how many pages the file has."""
+        room = 2 * self._untrimmed + TRIM_ROWS
+        self._trimmed, self._untrimmed = now, 0
+        self._file.execute(OLDEST.format("WHERE arrived < ?"), (now - self._seconds_max, room))
+        pages = self._pragma("page_count")
+        if (pages - self._pragma("freelist_count")) * self._page_bytes > self._bytes_max:
+            self._file.execute(OLDEST.format(""), (room,))
+        return pages
+
+    def _insert(self, rows: Sequence[Row]) -> None:
+        values = [NOTHING if value is None else value for row in rows for value in row]
+        begin, left, at_once = 0, len(rows), ROWS_AT_ONCE
+        while left:
+            while at_once > left:
+                at_once //= 2  # few statements to keep
+            end = begin + at_once * WIDTH
+            self._file.execute(_insert(at_once), values[begin:end])
+            begin, left = end, left - at_once
 
     def is_gone(self) -> bool:
         """Whether somebody has moved or removed the file; what is written now, nobody would find."""
@@ -154,6 +180,11 @@ class Journal:
     def _pragma(self, name: str) -> int:
         (value,) = self._file.execute(f"PRAGMA {name}").fetchone()
         return int(value)
+
+
+@lru_cache(maxsize=ROWS_AT_ONCE)
+def _insert(rows: int) -> str:
+    return INSERT + ", ".join([ONE] * rows)
 
 
 def _columns() -> Iterator[str]:

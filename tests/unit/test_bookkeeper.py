@@ -44,7 +44,7 @@ async def test_what_ended_is_in_the_journal_at_the_end(tmp_path: Path) -> None:
     """More than a batch of it, in order, with the time of arrival on the wall clock."""
     path = tmp_path / "j.db"
     books = kept(path)
-    names = [str(n) for n in range(2 * module.BATCH_MAX + 1)]
+    names = [str(n) for n in range(2 * module.BATCH_ROWS + 1)]
     arrived, now = time.monotonic() - 20.0, time.time()
     for n, name in enumerate(names):
         books.observe(a_record(name, arrived=arrived + n / 1000, ended=arrived + 12.0))
