@@ -13,6 +13,7 @@ import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import lru_cache
+from json.encoder import encode_basestring_ascii
 from typing import Protocol, TextIO
 
 LINES = "lines"  # the name in `extra` of what makes one record as many lines: a sequence of `Line`
@@ -38,7 +39,7 @@ class Line(Protocol):
         ...
 
     def members(self) -> str:
-        """What it tells machines, as the members of a JSON object; in ASCII."""
+        """What it tells machines, as the members of a JSON object; in ASCII that no terminal heeds."""
         ...
 
     def sentence(self) -> str:
@@ -65,8 +66,9 @@ class JsonFormatter(logging.Formatter):
         """The record as a line of at most `LINE_BYTES_MAX` bytes, or as several such lines."""
         if lines := vars(record).get(LINES):
             common = _json({"level": record.levelname.lower(), "logger": record.name, "message": ENDED})[1:-1]
+            text = [f'{{"time": "{_time(one.ended)}", {common}, {one.members()}}}' for one in lines]
             return "\n".join(
-                [_short(f'{{"time": "{_time(one.ended)}", {common}, {one.members()}}}') for one in lines]
+                [line if len(line) <= LINE_BYTES_MAX else _line(json.loads(line)) for line in text]
             )
         fields: dict[str, object] = {
             "time": _time(record.created),
@@ -127,12 +129,6 @@ def _time_of_day(seconds: float) -> str:
     return time.strftime("%H:%M:%S", time.localtime(seconds))
 
 
-def _short(line: str) -> str:
-    """A line, which is hardly ever too long."""
-    line = line.replace("\x7f", DELETE)
-    return line if len(line) <= LINE_BYTES_MAX else _line(json.loads(line))
-
-
 def _line(fields: dict[str, object]) -> str:
     """The fields as JSON, the longest ones without their middle where the line would be too long."""
     values = {
@@ -154,6 +150,11 @@ def _without_middle(text: str, length: int = LINE_BYTES_MAX) -> str:
     """A traceback is told by its ends, and so is most else."""
     half = length // 2
     return text if len(text) <= length else text[:half] + ELLIPSIS + text[-half:]
+
+
+def quoted(text: str) -> str:
+    """A text as JSON."""
+    return encode_basestring_ascii(text).replace("\x7f", DELETE)
 
 
 def _json(value: object) -> str:
