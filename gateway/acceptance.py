@@ -23,7 +23,7 @@ class Acceptance:
         now, before = report.drafts, self._last
         if now is not None:
             if before is not None and now.drafted > before.drafted and now.accepted >= before.accepted:
-                self._ratio.add(now.accepted - before.accepted, now.drafted - before.drafted)
+                self._ratio.add([(now.accepted - before.accepted, now.drafted - before.drafted)])
             self._last = now
 
     @property

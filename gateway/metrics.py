@@ -7,7 +7,7 @@ monitoring disks.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from prometheus_client import generate_latest
 from prometheus_client.core import Metric
@@ -88,17 +88,29 @@ class Metrics:
         """These are names of models too, from now on."""
         self._models.update(aliases)
 
-    def _look(self, record: Record) -> None:
-        backend = record.backend if record.backend in self._admission.backends else ""
-        kind = (self._model_label(record.model), backend, record.priority, record.outcome, record.source)
+    def _look(self, records: Sequence[Record]) -> None:
+        kinds: dict[Kind, list[Record]] = {}
+        for record in records:
+            kind = (record.model, record.backend, record.priority, record.outcome, record.source)
+            if (same := kinds.get(kind)) is None:
+                kinds[kind] = [record]
+            else:
+                same.append(record)
+        for kind, same in kinds.items():
+            self._count(kind, same)
+        self._prepare.observe([t for one in records if (t := one.prepare_seconds) is not None])
+
+    def _count(self, kind: Kind, records: Sequence[Record]) -> None:
+        model, backend, priority, outcome, source = kind
+        if backend not in self._admission.backends:
+            backend = ""
+        kind = (self._model_label(model), backend, priority, outcome, source)
         figures = self._figures.get(kind)
         if figures is None:
             figures = self._figures[kind] = Figures(self._series, kind)
-        figures.add(record)
-        if record.prepare_seconds is not None:
-            self._prepare.observe(record.prepare_seconds)
-        if backend and record.source is not None:
-            self._recent.add(record)
+        figures.add(records)
+        if backend and source is not None:
+            self._recent.add(backend, records)
 
     def retry(self, reason: str) -> None:
         """A request started over; the reasons are the code's own."""
@@ -180,33 +192,32 @@ class Figures:
             self._queue_wait = series.histogram(QUEUE_WAIT, priority.label)
             self._ttft = series.histogram(TTFT, *of, priority.label)
 
-    def add(self, record: Record) -> None:
-        """One of them ended."""
-        self._requests.value += 1
-        if (seconds := record.seconds) is not None:
-            self._seconds.observe(seconds)
-        if self._queue_wait is not None and (wait := record.queue_wait) is not None:
-            self._queue_wait.observe(wait)
-        if self._ttft is not None and record.streamed and (ttft := record.ttft) is not None:
-            self._ttft.observe(ttft)
-        if (backend_ttft := record.backend_ttft) is not None:
-            self._backend_ttft.observe(backend_ttft)
-        if (tpot := record.tpot) is not None:
-            self._tpot.observe(tpot)
-        if record.source is not None:
-            self._count("prompt", record.prompt_tokens)
-            self._count("cached", record.cached_tokens)
-            self._count("completion", record.completion_tokens)
-            self._count("reasoning", record.reasoning_tokens)
+    def add(self, records: Sequence[Record]) -> None:
+        """These of them ended."""
+        self._requests.value += len(records)
+        self._seconds.observe([one.ended - one.arrived for one in records if one.ended is not None])
+        if self._queue_wait is not None:
+            waits = [one.dispatched - one.arrived for one in records if one.dispatched is not None]
+            self._queue_wait.observe(waits)
+        if begun := [one for one in records if one.first_token is not None]:
+            if self._ttft is not None:
+                self._ttft.observe([t for one in begun if one.streamed and (t := one.ttft) is not None])
+            self._backend_ttft.observe([t for one in begun if (t := one.backend_ttft) is not None])
+            self._tpot.observe([t for one in begun if (t := one.tpot) is not None])
+        if self._token_labels[-1]:
+            self._count("prompt", [n for one in records if (n := one.prompt_tokens) is not None])
+            self._count("cached", [n for one in records if (n := one.cached_tokens) is not None])
+            self._count("completion", [n for one in records if (n := one.completion_tokens) is not None])
+            self._count("reasoning", [n for one in records if (n := one.reasoning_tokens) is not None])
 
-    def _count(self, kind: str, tokens: int | None) -> None:
-        if tokens is None:
+    def _count(self, kind: str, tokens: Sequence[int]) -> None:
+        if not tokens:
             return
         total = self._tokens.get(kind)
         if total is None:
             model, backend, source = self._token_labels
             total = self._tokens[kind] = self._series.total(TOKENS, model, backend, kind, source)
-        total.value += tokens
+        total.value += sum(tokens)
 
 
 class Scrape(Collector):

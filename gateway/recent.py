@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from prometheus_client.core import Metric
 
@@ -12,6 +12,7 @@ from gateway.families import OUTPUT_RATE, PREFIX_HITS, SPEC_ACCEPT, TOKENS_PER_E
 
 WINDOW_SECONDS = 10.0
 WINDOW_ANSWERS_MAX = 20_000
+JOINED_SECONDS = 0.1  # answers that end together and began so shortly before count as one
 RATIO_MEMORY = 0.95  # of the older requests at each new one: about the last 20 count
 
 
@@ -30,21 +31,23 @@ class Recent:
         self._answers: deque[tuple[str, float, float, int]] = deque(maxlen=WINDOW_ANSWERS_MAX)
         self._shares: defaultdict[str, Shares] = defaultdict(Shares)
 
-    def add(self, record: Record) -> None:
-        """A request ended whose backend is known."""
-        start = record.dispatched if record.first_token is None else record.first_token
-        end = record.ended if record.last_token is None else record.last_token
-        if start is not None and end is not None and record.completion_tokens:
+    def add(self, backend: str, records: Sequence[Record]) -> None:
+        """Requests ended there, all with tokens from the same source."""
+        for start, end, tokens in _joined(records):
             while self._answers and self._answers[0][2] < end - WINDOW_SECONDS:
                 self._answers.popleft()
-            self._answers.append((record.backend, start, end, record.completion_tokens))
-        if not record.counted:
+            self._answers.append((backend, start, end, tokens))
+        if not records[0].counted:
             return
-        shares = self._shares[record.backend]
-        shares.tokens_per_event.add(record.completion_tokens, record.events)
-        shares.accepted.add(record.spec_accepted, record.spec_drafted)
-        shares.hits_reported.add(record.cached_tokens, record.prompt_tokens)
-        shares.hits_predicted.add(record.cached_tokens_predicted, record.prompt_tokens_estimated)
+        shares = self._shares[backend]
+        shares.tokens_per_event.add([(one.completion_tokens, one.events) for one in records if one.events])
+        shares.accepted.add([(one.spec_accepted, one.spec_drafted) for one in records if one.spec_drafted])
+        shares.hits_reported.add(
+            [(one.cached_tokens, one.prompt_tokens) for one in records if one.cached_tokens is not None]
+        )
+        shares.hits_predicted.add(
+            [(one.cached_tokens_predicted, one.prompt_tokens_estimated) for one in records]
+        )
 
     def collect(self) -> Iterator[Metric]:
         """Rates and ratios of now."""
@@ -90,6 +93,24 @@ class Recent:
         return self._shares[backend].hits_reported.value
 
 
+def _joined(records: Iterable[Record]) -> Iterator[tuple[float, float, int]]:
+    """Start, end and tokens of answers; short ones that came close together as one."""
+    start = end = 0.0
+    tokens = 0
+    for record in records:
+        began = record.dispatched if record.first_token is None else record.first_token
+        ended = record.ended if record.last_token is None else record.last_token
+        if began is None or ended is None or not record.completion_tokens:
+            continue
+        first, last = (min(start, began), max(end, ended)) if tokens else (began, ended)
+        if tokens and last - first > JOINED_SECONDS:
+            yield start, end, tokens
+            first, last, tokens = began, ended, 0
+        start, end, tokens = first, last, tokens + record.completion_tokens
+    if tokens:
+        yield start, end, tokens
+
+
 class Ratio:
     """A share over recent requests, weighted by their size; older ones fade."""
 
@@ -99,11 +120,12 @@ class Ratio:
         self._part = 0.0
         self._whole = 0.0
 
-    def add(self, part: int | None, whole: int | None) -> None:
-        """One more request; what is not known does not count."""
-        if part is not None and whole:
-            self._part = self._part * RATIO_MEMORY + part
-            self._whole = self._whole * RATIO_MEMORY + whole
+    def add(self, recent: Iterable[tuple[int | None, int | None]]) -> None:
+        """Part and whole of more requests; what is not known does not count."""
+        for part, whole in recent:
+            if part is not None and whole:
+                self._part = self._part * RATIO_MEMORY + part
+                self._whole = self._whole * RATIO_MEMORY + whole
 
     @property
     def value(self) -> float | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from gateway.accounting import Batch, Record
@@ -72,15 +72,29 @@ class History:
         self._batch = Batch(self._look)
         self.observe = self._batch.add  # a request ended
 
-    def _look(self, record: Record) -> None:
-        if record.ended is None:
-            return
-        if record.source is not None:
-            self._step(self.number(record.ended)).add_agent(record)
-        if record.streamed and record.first_token is not None and record.ttft is not None:
-            self._step(self.number(record.first_token)).add_ttft(record.ttft)
-        for number, tokens in self._spread(record, record.ended, record.completion_tokens):
-            self._step(number).tokens[record.backend] += tokens
+    def _look(self, records: Sequence[Record]) -> None:
+        step, begin, end = Step(), 0.0, 0.0
+        for record in records:
+            ended, start = record.ended, record.arrived
+            if ended is None:
+                continue
+            if not begin <= ended < end:
+                number = self.number(ended)
+                step = self._step(number)
+                begin = number * STEP_SECONDS - self._offset
+                end = begin + STEP_SECONDS
+            if record.source is not None:
+                step.add_agent(record)
+            if start >= begin:  # as most do that are many
+                if record.completion_tokens and record.dispatched is not None:
+                    step.tokens[record.backend] += record.completion_tokens
+                if record.streamed and record.first_token is not None:
+                    step.add_ttft(record.first_token - start)
+                continue
+            if record.streamed and record.first_token is not None and record.ttft is not None:
+                self._step(self.number(record.first_token)).add_ttft(record.ttft)
+            for number, tokens in self._spread(record, ended, record.completion_tokens):
+                self._step(number).tokens[record.backend] += tokens
 
     def number(self, at: float) -> int:
         """The step of this monotonic time."""

@@ -38,7 +38,7 @@ def test_a_histogram_reads_as_the_library_s_own(agents: list[float], batch: list
     own = Histogram(QUEUE_WAIT.name, QUEUE_WAIT.help, QUEUE_WAIT.labels, registry=registry, buckets=SECONDS)
     for label, figures in (("agent", agents), ("batch", batch)):
         for figure in figures:
-            series.histogram(QUEUE_WAIT, label).observe(figure)
+            series.histogram(QUEUE_WAIT, label).observe([figure])
             own.labels(label).observe(figure)
     expected = generate_latest(registry).decode().splitlines()
     assert text(series) == [line for line in expected if "_created" not in line]
@@ -56,12 +56,12 @@ def test_what_nothing_fed_is_not_shown() -> None:
 def test_a_copy_stays_as_it_was() -> None:
     """A scrape is rendered in a thread while requests end."""
     series = Series([QUEUE_WAIT, RETRIES])
-    series.histogram(QUEUE_WAIT, "agent").observe(1.0)
+    series.histogram(QUEUE_WAIT, "agent").observe([1.0])
     series.total(RETRIES, "connect").value += 1
     shown = Shown(series)
     before = text(series)
-    series.histogram(QUEUE_WAIT, "agent").observe(1.0)
-    series.histogram(QUEUE_WAIT, "batch").observe(1.0)
+    series.histogram(QUEUE_WAIT, "agent").observe([1.0])
+    series.histogram(QUEUE_WAIT, "batch").observe([1.0])
     series.total(RETRIES, "connect").value += 1
     assert generate_latest(shown).decode().splitlines() == before
     assert text(series) != before
