@@ -22,7 +22,8 @@ class Mode(enum.StrEnum):
     """How prefills follow one another; no published measurement mixes lengths, so both are simulated."""
 
     STRICT = "strict"  # first come first served
-    SHARED = "shared"  # a prompt of one chunk shares the next step with a longer one that is under way
+    SHARED = "shared"  # a prompt of one chunk rides along with the next chunk of a longer one, as with vLLM's
+    # `--long-prefill-token-threshold`: the step takes the time of both, and its first token comes at the end
 
 
 class Phase(enum.Enum):
@@ -49,6 +50,7 @@ class Job:
     short: bool = False  # its prefill is one chunk
     work: float | None = None  # seconds of prefill in all; None: not begun
     done: float = 0.0  # of them
+    step_end: float = 0.0  # the same, at the end of the chunk that it was last given
     last_token: float = 0.0  # on the engine's count of tokens per stream
 
 
@@ -66,6 +68,7 @@ class Engine:
         self.entering: deque[Job] = deque()  # have a slot, on their way to the prefill server
         self.prefills: deque[Job] = deque()  # wait for the prefill server
         self.prefill: Job | None = None
+        self.riding: list[Job] = []  # have been read, in the step of a longer one
         self.decoding: list[Job] = []
         self.cache = cache(profile)
         self._at = 0.0
@@ -119,6 +122,7 @@ class Engine:
             self.queue.clear()
             self.entering.clear()
             self.prefills.clear()
+            self.riding.clear()
             self.decoding.clear()
             self.prefill = None
             self.active = 0
@@ -208,35 +212,57 @@ class Engine:
         brought it."""
         job = self.prefills[0]
         if self.mode is Mode.SHARED:
-            job = next((job for job in self.prefills if self._short(job)), job)
+            job = next((job for job in self.prefills if self._boards(job)), self._first_long() or job)
         self.prefills.remove(job)
         if job.work is None:
             job.short = self._short(job)
             job.cached_tokens = self.cached_tokens(job)
             job.work = self.work_left(job)
+        job.step_end = (math.floor((job.done + INSTANT) / self._chunk_seconds) + 1) * self._chunk_seconds
         return job
+
+    def _boards(self, job: Job) -> bool:
+        """Whether a short prompt rides in the next step; all that do are one chunk at most."""
+        riding = sum(other.turn.prompt_tokens - other.cached_tokens for other in self.riding)
+        uncached = job.turn.prompt_tokens - self.cached_tokens(job)
+        return self._short(job) and (not riding or riding + uncached <= self.profile.chunk_tokens)
+
+    def _first_long(self) -> Job | None:
+        return next((job for job in self.prefills if not self._short(job)), None)
 
     def _until_turn(self, job: Job) -> float:
         """Seconds of work until the prefill server may turn to another job: when this one is done, or at
-        the end of its chunk if a short one waits."""
+        the end of its chunk if a short one waits, or rides."""
         assert job.work is not None
         left = job.work - job.done
-        if self.mode is Mode.STRICT or job.short or not any(self._short(other) for other in self.prefills):
+        if self.mode is Mode.STRICT or job.short:
+            return left
+        if not self.riding and not any(self._short(other) for other in self.prefills):
             return left
         chunks = math.ceil((job.done - INSTANT) / self._chunk_seconds)
-        return min(left, max(0.0, chunks * self._chunk_seconds - job.done))
+        return min(left, max(job.step_end, chunks * self._chunk_seconds) - job.done)
 
     def _turn(self, job: Job, now: float) -> list[Job]:
         self.prefill = None
         assert job.work is not None
         if job.work - job.done > INSTANT:
             self.prefills.appendleft(job)
+            return self._land(now)
+        self.riding.append(job)
+        if self.mode is Mode.SHARED and job.short and self._first_long() is not None:
             return []
-        job.phase, job.first = Phase.DECODE, now
-        job.last_token = self._tokens + job.turn.output_tokens - 1
-        self.cache.computed(job.id, job.turn.prompt)
-        self.decoding.append(job)
-        return [job] if job.turn.output_tokens > 1 else []  # else the only token is reported as the last
+        return self._land(now)
+
+    def _land(self, now: float) -> list[Job]:
+        """The end of a step: what was read in it gets its first token. If that is the only one it is reported
+        as the last."""
+        landed, self.riding = self.riding, []
+        for job in landed:
+            job.phase, job.first = Phase.DECODE, now
+            job.last_token = self._tokens + job.turn.output_tokens - 1
+            self.cache.computed(job.id, job.turn.prompt)
+            self.decoding.append(job)
+        return [job for job in landed if job.turn.output_tokens > 1]
 
     def _end(self, job: Job, now: float) -> None:
         job.phase, job.ended = Phase.ENDED, now
