@@ -8,12 +8,14 @@ machine that does other things too, the time on the clock says nothing of the ga
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import json
 import os
+import re
 import sys
+import tempfile
 import threading
 import time
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,9 @@ from gateway.cli.app import main
 BEAT_SECONDS = 0.005
 STALL_SECONDS = 0.05
 LOOK_SECONDS = 0.01
+CALLS = 6  # of a stack that are told
+
+_call = re.compile(r'File "(?:.*/)?(.*)", line (\d+) in (.*)')
 
 
 class Watcher:
@@ -58,15 +63,27 @@ class Watcher:
 
     def _look(self) -> None:
         """In the other thread: what a turn is at that has not ended yet."""
-        while not self._over:
-            time.sleep(LOOK_SECONDS)
-            frame = sys._current_frames().get(self._thread)
-            if frame is not None and time.monotonic() - self._beat_at > STALL_SECONDS / 2 and not self._seen:
-                stack = traceback.extract_stack(frame)[-6:]
-                self._seen = [f"{Path(one.filename).name}:{one.lineno} {one.name}" for one in stack]
+        with tempfile.TemporaryFile("w+") as scratch:
+            while not self._over:
+                time.sleep(LOOK_SECONDS)
+                if time.monotonic() - self._beat_at > STALL_SECONDS / 2 and not self._seen:
+                    scratch.seek(0)
+                    scratch.truncate()
+                    # In one go, without a switch of threads: a frame that goes on while it is looked at may
+                    # be something else by the next look.
+                    faulthandler.dump_traceback(scratch)
+                    scratch.seek(0)
+                    self._seen = calls(scratch.read(), self._thread)
 
     def _tell(self, **what: Any) -> None:
         self._out.write(json.dumps(what) + "\n")
+
+
+def calls(dump: str, thread: int) -> list[str]:
+    """What a thread was at, the outermost call first, of all that faulthandler tells."""
+    _, _, stack = dump.partition(f"hread 0x{thread:016x} (most recent call first):\n")
+    inner = [f"{file}:{line} {name}" for file, line, name in _call.findall(stack.partition("\n\n")[0])]
+    return inner[:CALLS][::-1]
 
 
 def watched(serve: Callable[..., Any], file: Path) -> Callable[..., Any]:
