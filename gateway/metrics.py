@@ -147,6 +147,7 @@ class Metrics:
         """Read what the event loop owns, on the loop's thread; the function that is returned does the
         rest, which takes far longer, and may run in any thread."""
         self._batch.settle()
+        self._forget_removed()
         fed = self._series.read()
         read = [*self._admitted.collect(), *self._recent.collect(), *self._standing()]
         return lambda: generate_latest(Scrape(fed, read))
@@ -154,6 +155,14 @@ class Metrics:
     def render(self) -> bytes:
         """The text that Prometheus reads; on the loop's thread only."""
         return self.snapshot()()
+
+    def _forget_removed(self) -> None:
+        """A backend that was removed leaves no series behind; it was, after its last request."""
+        removed = {kind[1] for kind in self._figures} - {"", *self._admission.backends}
+        if removed:
+            self._figures = {kind: one for kind, one in self._figures.items() if kind[1] not in removed}
+            self._series.drop("backend", removed)
+            self._recent.drop(removed)
 
     def _standing(self) -> Iterator[Metric]:
         """What this gateway is."""
@@ -267,10 +276,13 @@ class Admitted:
         for priority in Priority:
             waiting.add_metric((priority.label,), lengths[priority])
         gate_waits, ejections = GATE_WAITS.counter(), EJECTIONS.counter()
+        backends = self._admission.backends
         for name, count in self._admission.gate_waits.items():
-            gate_waits.add_metric((name,), count)
-        for name_and_reason, count in self._admission.ejections.items():
-            ejections.add_metric(name_and_reason, count)
+            if name in backends:
+                gate_waits.add_metric((name,), count)
+        for (name, reason), count in self._admission.ejections.items():
+            if name in backends:
+                ejections.add_metric((name, reason), count)
         yield from (slots, states, contexts, errors, prefills, rates, waiting, gate_waits, ejections)
         yield from (efficiency, surprises)
 

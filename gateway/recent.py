@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from prometheus_client.core import Metric
 
@@ -48,6 +48,12 @@ class Recent:
         shares.hits_predicted.add(
             [(one.cached_tokens_predicted, one.prompt_tokens_estimated) for one in records]
         )
+
+    def drop(self, backends: Collection[str]) -> None:
+        """These are no more."""
+        self._answers = deque((one for one in self._answers if one[0] not in backends), WINDOW_ANSWERS_MAX)
+        for backend in backends:
+            self._shares.pop(backend, None)
 
     def collect(self) -> Iterator[Metric]:
         """Rates and ratios of now."""

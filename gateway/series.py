@@ -7,7 +7,7 @@ of its 170 us, and take 4 now. Here they are plain numbers, copied at a scrape; 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import TypeVar
 
@@ -82,6 +82,15 @@ class Series:
         """The one with these labels."""
         series = self._histograms[family]
         return series.get(labels) or series.setdefault(labels, Histogram(family.buckets))
+
+    def drop(self, label: str, values: Collection[str]) -> None:
+        """Forget what has one of these values for this label."""
+        for families in (self._totals, self._histograms):
+            for family, series in families.items():
+                if label in family.labels:
+                    at = family.labels.index(label)
+                    for labels in [labels for labels in series if labels[at] in values]:
+                        del series[labels]
 
     def read(self) -> Callable[[], Iterator[Metric]]:
         """Copy all figures; the function that is returned makes of them what the library writes, which takes

@@ -391,3 +391,20 @@ def test_observing_is_cheap() -> None:
 def test_no_figure_is_not_a_number() -> None:
     """A scrape of a fresh gateway has no NaN and no infinity."""
     assert all(math.isfinite(figure) for figure in series(meter()).values())
+
+
+def test_a_removed_backend_leaves_no_series() -> None:
+    """Nor one of its own requests that ended before; the sums of the others stay as they are."""
+    admission = fleet()
+    admission.add(
+        Backend(name="gone", service=ServiceModel(), shadow=PrefixShadow(3), models=frozenset({"m"})), 0.0
+    )
+    admission.ejections["gone", "failures"] = admission.gate_waits["gone"] = 1
+    metrics = meter(admission)
+    for backend in ("spark", "gone"):
+        metrics.observe(record(backend=backend, ended=25.0, last_token=24.0))
+    assert 'backend="gone"' in metrics.render().decode()
+    admission.remove("gone")
+    assert 'backend="gone"' not in metrics.render().decode()
+    assert value(metrics, "requests_total", model="m", backend="spark", outcome="completed") == 1
+    assert metrics.output_rates().keys() == {"spark"}
