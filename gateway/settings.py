@@ -35,6 +35,7 @@ __all__ = [
     "file_of",
     "is_loopback",
     "load",
+    "misspelt",
     "options",
     "worded",
 ]
@@ -90,6 +91,16 @@ def load(
     one before; `backends` are URLs that stand in place of all configured ones. Raises ConfigError with every
     fault found."""
     return _Loader(environ, config).load(backends, host, port)
+
+
+def misspelt(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Variables that are ignored, each with the one that was most likely meant: `SLOTGATE_SERVER_PORT` has
+    one underscore where two join a path."""
+    meant = {variable.replace("__", "_"): variable for variable in _variables()}
+    for variable in sorted(environ):
+        right = meant.get(variable, variable)
+        if right != variable and right not in environ:
+            yield variable, right
 
 
 class _Loader:

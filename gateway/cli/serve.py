@@ -136,12 +136,14 @@ def _reader(
 
 def _first(read: Callable[[], Settings]) -> Settings:
     """The configuration to start with."""
-    from gateway.settings import ConfigError, is_loopback
+    from gateway.settings import ConfigError, is_loopback, misspelt
 
     try:
         settings = read()
     except ConfigError as error:
         raise CommandFailed(str(error), 2) from None
+    for variable, meant in misspelt(os.environ):
+        log.warning("%s is ignored; did you mean %s?", variable, meant)
     if not is_loopback(settings.server.host) and not settings.keys:
         log.warning(
             "whoever reaches %s may use the engines: add [[keys]], or listen on 127.0.0.1",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.settings import ConfigError, Settings, is_loopback, load, options
+from gateway.settings import ConfigError, Settings, is_loopback, load, misspelt, options
 from policies.types import Limits
 
 Write = Callable[[str], str]
@@ -306,6 +306,23 @@ def test_other_variables_are_ignored(write: Write) -> None:
         "OTHER__PORT",
     )
     assert load(None, dict.fromkeys(names, "")) == Settings()
+
+
+def test_one_underscore_too_few_is_told() -> None:
+    """Silently ignored, such a name costs an hour; it may stand there for another program all the same."""
+    given = (
+        "SLOTGATE_SERVER_PORT",
+        "SLOTGATE_REDIS_URL_FILE",
+        "SLOTGATE_ADMIN_TOKEN",
+        "SLOTGATE_BACKENDS",
+        "PORT",
+    )
+    assert dict(misspelt(dict.fromkeys(given, "1"))) == {
+        "SLOTGATE_SERVER_PORT": "SLOTGATE_SERVER__PORT",
+        "SLOTGATE_REDIS_URL_FILE": "SLOTGATE_REDIS__URL_FILE",
+    }
+    both = ("SLOTGATE_SERVER_PORT", "SLOTGATE_SERVER__PORT")
+    assert not dict(misspelt(dict.fromkeys(both, "1")))
 
 
 def test_a_section_that_is_no_table_is_the_fault_of_the_file(write: Write) -> None:
