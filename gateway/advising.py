@@ -16,6 +16,10 @@ from policies.traffic import Asked
 from policies.types import Limits
 
 NICENESS = 10
+NO_BACKEND = "No backend is up, so there is nothing to compare the traffic with."
+NO_TRAFFIC = (
+    "No request has ended yet that held a slot and whose tokens are known; ask again after some traffic."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +63,10 @@ def answer(task: Task) -> Answer:
         groups.append(
             Group(names, advise([row for row in asked if row.backend in names], group, task.limits))
         )
-    return Answer(source, tuple(groups))
+    if not groups:
+        return Answer(source, (), NO_BACKEND)
+    seen = any(group.advice is not None for group in groups)
+    return Answer(source, tuple(groups), "" if seen else NO_TRAFFIC)
 
 
 def main() -> None:

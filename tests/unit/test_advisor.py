@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gateway.accounting import Record
-from gateway.advising import Task, answer
+from gateway.advising import NO_BACKEND, NO_TRAFFIC, Task, answer
 from gateway.advisor import Advisor, law_of
 from gateway.app import Gateway
 from gateway.capacity import Capacity, Experience
@@ -197,3 +197,13 @@ def test_a_journal_that_is_not_there_is_a_sentence() -> None:
     found = answer(Task((), Limits(), "/nowhere/slotgate.db", 0.0))
     assert (found.source, found.groups) == ("journal", ())
     assert found.problem == "The journal cannot be read: /nowhere/slotgate.db: there is no such file."
+
+
+async def test_before_any_request_it_says_so() -> None:
+    """Groups without advice alone would leave the reader to guess; so would no groups at all."""
+    gateway = a_gateway()
+    found = await Advisor(gateway.fleet, gateway.admission, "", Window()).advice()
+    assert [group.advice for group in found.groups] == [None, None]
+    assert found.problem == NO_TRAFFIC
+    assert answer(Task((), Limits(), "", 0.0)).problem == NO_BACKEND
+    await gateway.fleet.close()
