@@ -188,7 +188,7 @@ class Admission(Roster):
             return rank.group not in groups or self._placement.passed(rank)
 
         ranked = self.queue.ranked(groups, overdue, now, passed)
-        self._placement.begin(crowded=len(self.queue) > 1, held_seconds=self.queue.held(now))
+        self._placement.begin(crowded=len(self.queue) > 1)
         kept: set[str] = set()  # backends whose kv budget an overdue call waits for
         for waiting in ranked:
             id, group = waiting.call.id, group_of(waiting.call)

@@ -21,7 +21,7 @@ from policies.returns import Returns
 from policies.service_model import ServiceModel
 from policies.tiers import Tiers, levels, tiers
 from policies.types import Backend, Call, Limits, Priority, Reason, Refusal, Rejected, State
-from policies.waiting import Quote, Waiting
+from policies.waiting import Hold, Quote, Waiting
 
 INTERACTIVE_SEEN_SECONDS = 60.0  # the reserve is kept this long after an interactive call
 HOLD_SHARE = 0.9  # of what it would cost to start now: less must be promised by waiting, as promises may fail
@@ -75,7 +75,6 @@ class Placement:
         self._views: dict[tuple[object, ...], View] = {}  # at this event
         self._crowded = False  # more than one call waits
         self._holds = 0  # calls that hold, at this event
-        self._hold_due = False  # whether there is one that may do so no longer
         self._gated: dict[bool, list[Backend]] = {}  # with room, for people or not, if all read long prompts
 
     def follow(self, limits: Limits) -> None:
@@ -101,12 +100,10 @@ class Placement:
         """All models that some backend serves."""
         return tuple(sorted({model for b in self._backends.values() for model in b.models or ()}))
 
-    def begin(self, *, crowded: bool = False, held_seconds: float = 0.0) -> None:
+    def begin(self, *, crowded: bool = False) -> None:
         """An event: what was foreseen before it no longer holds. `crowded`: more than one call waits, so a
-        conversation that gives way now will have to wait for its turn to be read again. `held_seconds`: for
-        which a call holds by now, at most."""
+        conversation that gives way now will have to wait for its turn to be read again."""
         self._crowded = crowded
-        self._hold_due = held_seconds >= self._limits.hold_seconds_max
         self._holds = 0
         if self._forecasts:
             self._forecasts = {}
@@ -125,9 +122,8 @@ class Placement:
         """Whether none of them need be looked at any more: `passes` would say so of each."""
         if rank.group[-1] is Priority.INTERACTIVE:
             return False
-        if rank.holding:
-            return self._holds >= HOLDS_MAX and not self._hold_due
-        return self._holds >= NEW_HOLDS_MAX
+        most = NEW_HOLDS_MAX if rank.hold is Hold.NONE else HOLDS_MAX
+        return self._holds >= most and rank.hold is not Hold.OVER
 
     def passes(self, waiting: Waiting, now: float, *, overdue: bool) -> bool:
         """Whether it need not be looked at now: it holds behind others, or the gate keeps it. An overdue call

@@ -13,7 +13,7 @@ from policies.flows import Flows
 from policies.rank import Group, Rank, best_first
 from policies.release_rate import ReleaseRate
 from policies.types import Call, Limits, Priority, Refusal, Rejected
-from policies.waiting import Waiting
+from policies.waiting import Hold, Waiting
 
 
 class Queue:
@@ -26,7 +26,7 @@ class Queue:
         self._waiting: dict[str, Waiting] = {}
         # By kind, then by how far they go after others of their class and whether they hold, since of a deep
         # queue only the first of these are looked at.
-        self._groups: dict[Group, dict[tuple[int, bool], Rank]] = {}
+        self._groups: dict[Group, dict[tuple[int, Hold], Rank]] = {}
         self._looked: list[Waiting] = []  # since they were ranked
         self._holds: list[tuple[float, int, Waiting]] = []  # a heap, by when each would have begun in one go
         self._numbers = itertools.count()  # since a call may come to hold twice at the same moment
@@ -59,7 +59,7 @@ class Queue:
         if (group := group_of(call)) not in self._paces:
             self._paces[group] = ReleaseRate()
             self._paces[group].waits(now)
-        self._enter(waiting)
+        self._enter(waiting, now)
         self.bytes += call.body_bytes
 
     def take(self, id: str) -> Waiting:
@@ -107,13 +107,6 @@ class Queue:
         """It was looked at, so its length or its hold may be another."""
         self._looked.append(waiting)
 
-    def held(self, now: float) -> float:
-        """Seconds for which a call that holds has left slots free, at most; 0: none does."""
-        holds = self._holds
-        while holds and not self._holding(*holds[0]):
-            heapq.heappop(holds)
-        return now - holds[0][0] if holds else 0.0
-
     def ranked(
         self,
         groups: Collection[Group],
@@ -125,9 +118,9 @@ class Queue:
         whether none of a rank need be looked at any more."""
         changed = self.fairness.compare()
         looked, self._looked = self._looked, []
-        for waiting in (*(self._waiting[id] for id in changed), *looked):
+        for waiting in (*(self._waiting[id] for id in changed), *looked, *self._over(now)):
             if self._waiting.get(waiting.call.id) is waiting:
-                self._settle(waiting)
+                self._settle(waiting, now)
         return self._ranked(groups, overdue, now, passed)
 
     def _ranked(
@@ -152,24 +145,37 @@ class Queue:
                 if waiting.call.id not in overdue:
                     yield waiting
 
-    def _settle(self, waiting: Waiting) -> None:
+    def _over(self, now: float) -> Iterator[Waiting]:
+        """Those that held until now and may do so no longer."""
+        holds = self._holds
+        while holds:
+            since, _, waiting = holds[0]
+            if waiting.held_since is not None and waiting.held_since - waiting.held_seconds == since:
+                if waiting.holding(now, self._limits.hold_seconds_max) is Hold.HOLDS:
+                    break
+                yield waiting
+            heapq.heappop(holds)
+
+    def _settle(self, waiting: Waiting, now: float) -> None:
         """Move it where it belongs by now."""
-        place = self._place(waiting)
+        place = self._place(waiting, now)
         if place != waiting.place or not self._groups[group_of(waiting.call)][place].right(waiting):
             self._exit(waiting)
-            self._enter(waiting)
+            self._enter(waiting, now)
 
-    def _place(self, waiting: Waiting) -> tuple[int, bool]:
-        return order.after(waiting.call, self.fairness.ahead), waiting.held_since is not None
+    def _place(self, waiting: Waiting, now: float) -> tuple[int, Hold]:
+        hold = waiting.holding(now, self._limits.hold_seconds_max)
+        return order.after(waiting.call, self.fairness.ahead), hold
 
-    def _enter(self, waiting: Waiting) -> None:
-        if waiting.held_since is not None and not waiting.place[1]:
+    def _enter(self, waiting: Waiting, now: float) -> None:
+        held = waiting.place[1]
+        waiting.place = place = self._place(waiting, now)
+        if place[1] is Hold.HOLDS and held is not Hold.HOLDS and waiting.held_since is not None:
             since = waiting.held_since - waiting.held_seconds
             heapq.heappush(self._holds, (since, next(self._numbers), waiting))
-        waiting.place = after, holding = self._place(waiting)
         group = group_of(waiting.call)
         ranks = self._groups.setdefault(group, {})
-        rank = ranks.get((after, holding)) or ranks.setdefault((after, holding), Rank(group, holding=holding))
+        rank = ranks.get(place) or ranks.setdefault(place, Rank(group, place[1]))
         rank.add(waiting)
 
     def _exit(self, waiting: Waiting) -> None:
@@ -180,11 +186,6 @@ class Queue:
             del ranks[waiting.place]
         if not ranks:
             del self._groups[group]
-
-    def _holding(self, since: float, _number: int, waiting: Waiting) -> bool:
-        """Whether it still does, and did at that time."""
-        still = waiting.held_since is not None and waiting.held_since - waiting.held_seconds == since
-        return still and self._waiting.get(waiting.call.id) is waiting
 
     def ordered(self, now: float) -> list[Waiting]:
         """All of them in that order."""

@@ -13,7 +13,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterable, Iterator
 
 from policies.types import Priority
-from policies.waiting import SERVICE_SECONDS_MIN, Waiting
+from policies.waiting import SERVICE_SECONDS_MIN, Hold, Waiting
 
 LENGTH_FACTOR = 1.1  # between the shortest and the longest call of a lane
 LENGTHS = tuple(SERVICE_SECONDS_MIN * LENGTH_FACTOR**power for power in range(128))  # the shortest of each
@@ -23,13 +23,13 @@ Lane = list[tuple[float, str, Waiting]]  # arrivals and ids, the first first
 
 
 class Rank:
-    """Those of one kind of which all hold for a better slot, or none does."""
+    """Those of one kind and hold."""
 
-    __slots__ = ("_lane_of", "_lanes", "group", "holding")
+    __slots__ = ("_lane_of", "_lanes", "group", "hold")
 
-    def __init__(self, group: Group, *, holding: bool) -> None:
+    def __init__(self, group: Group, hold: Hold) -> None:
         self.group = group
-        self.holding = holding
+        self.hold = hold
         self._lanes: dict[int, Lane] = {}  # by place in `LENGTHS`
         self._lane_of: dict[str, int] = {}  # by id
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -25,6 +26,14 @@ class Quote(NamedTuple):
     floor: float  # what it costs there at least, however soon it starts
 
 
+class Hold(enum.IntEnum):
+    """Whether a call leaves a free slot to others, for a better one."""
+
+    NONE = enum.auto()
+    HOLDS = enum.auto()
+    OVER = enum.auto()  # it does, and may do so no longer
+
+
 @dataclass(slots=True, eq=False)
 class Waiting:
     """A call that found no slot yet."""
@@ -35,9 +44,8 @@ class Waiting:
     unavailable_since: float | None = None  # all backends of its model are down or ejected
     service_seconds: float = SERVICE_SECONDS_MIN  # on the backend that would be done first
     starts_at: float | None = None  # as the last look at it foresaw
-    # In the queue: how far it goes after others of its class by what its accounts had, see `order`; and
-    # whether it holds.
-    place: tuple[int, bool] = (0, False)
+    # In the queue: how far it goes after others of its class by what its accounts had, see `order`.
+    place: tuple[int, Hold] = (0, Hold.NONE)
     held_seconds: float = 0.0  # for which it left slots free that it could have taken
     held_since: float | None = None  # it does so now
     quotes: dict[str, Quote] = field(default_factory=dict)  # by backend
@@ -54,6 +62,12 @@ class Waiting:
     def held(self, now: float) -> float:
         """Seconds for which it left slots free until now."""
         return self.held_seconds + (0.0 if self.held_since is None else now - self.held_since)
+
+    def holding(self, now: float, seconds_max: float) -> Hold:
+        """Whether it holds, if it may do so for so long in all."""
+        if self.held_since is None:
+            return Hold.NONE
+        return Hold.HOLDS if self.held(now) < seconds_max else Hold.OVER
 
     def hold(self, now: float, *, holds: bool) -> None:
         """From now on it leaves a slot free, or there is none that it could take."""

@@ -21,7 +21,7 @@ from policies.queue import Queue, group_of
 from policies.rank import Group, Rank
 from policies.service_model import ServiceModel
 from policies.types import Backend, Call, Decision, Granted, Limits, Priority, Reason, Rejected, Source, State
-from policies.waiting import Quote, Waiting
+from policies.waiting import Hold, Quote, Waiting
 from tests.unit.fleet import MODEL, ROUTE, a_call, a_chain
 
 EVENTS = 300
@@ -303,7 +303,7 @@ class Hasty(Placement):
     """Looks at nobody again who holds."""
 
     def passed(self, rank: Rank) -> bool:
-        return rank.holding or super().passed(rank)
+        return rank.hold is not Hold.NONE or super().passed(rank)
 
 
 def test_would_find_a_planted_bug() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from policies.queue import group_of
 from policies.rank import LENGTHS, Rank, best_first
-from policies.waiting import SERVICE_SECONDS_MIN, Waiting
+from policies.waiting import SERVICE_SECONDS_MIN, Hold, Waiting
 from tests.unit.fleet import a_call
 
 GROUP = group_of(a_call())
@@ -16,7 +16,7 @@ GROUP = group_of(a_call())
 
 def ranks(calls: list[Waiting]) -> list[Rank]:
     """Of those that hold, and of those that do not."""
-    both = [Rank(GROUP, holding=False), Rank(GROUP, holding=True)]
+    both = [Rank(GROUP, Hold.NONE), Rank(GROUP, Hold.HOLDS)]
     for waiting in calls:
         both[waiting.held_since is not None].add(waiting)
     return both
@@ -57,7 +57,7 @@ def test_compares_few_of_many() -> None:
             Counted.looks += name == "service_seconds"
             return super().__getattribute__(name)
 
-    rank, chance = Rank(GROUP, holding=False), random.Random(1)
+    rank, chance = Rank(GROUP, Hold.NONE), random.Random(1)
     for number in range(10_000):
         call = a_call(f"{number}", arrived=chance.uniform(0.0, 100.0))
         rank.add(Counted(call, 0.0, service_seconds=chance.uniform(1.0, 30.0)))
@@ -70,7 +70,7 @@ def test_leaves_out_those_that_need_no_look() -> None:
     """From the moment on at which that is so."""
     calls = [Waiting(a_call(f"{number}"), 0.0, held_since=None if number % 2 else 0.0) for number in range(8)]
     passed = [False]
-    order = best_first(ranks(calls), 1.0, lambda rank: rank.holding and passed[0])
+    order = best_first(ranks(calls), 1.0, lambda rank: rank.hold is Hold.HOLDS and passed[0])
     seen = [next(order).call.id for _ in range(3)]
     passed[0] = True
     assert [*seen, *(waiting.call.id for waiting in order)] == ["0", "1", "2", "3", "5", "7"]
