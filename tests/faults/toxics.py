@@ -65,11 +65,13 @@ class Proxy:
             engine_reader, engine_writer = await asyncio.open_connection("127.0.0.1", self._port)
         except OSError:
             writer.transport.abort()
+            self._serving.discard(task)
             return
         try:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(forward(reader, engine_writer))
-                group.create_task(spoil(engine_reader, writer, toxics))
+            with suppress(asyncio.CancelledError):  # by `close` alone; asyncio takes it for a defect
+                async with asyncio.TaskGroup() as group:
+                    group.create_task(forward(reader, engine_writer))
+                    group.create_task(spoil(engine_reader, writer, toxics))
         finally:
             writer.transport.abort()
             engine_writer.transport.abort()
