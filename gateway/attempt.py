@@ -18,6 +18,7 @@ from gateway.engines.refusals import as_answer, names_usage
 from gateway.explanation import describe
 from gateway.fleet import Fleet
 from gateway.inflight import Inflight, Phase
+from gateway.outgoing import Outgoing, outgoing
 from gateway.prefixes import Prefixes
 from gateway.routes.missing import lacks_route
 from gateway.sse import EventSplitter, EventTooLarge
@@ -47,7 +48,6 @@ class Attempt:
     """The call at the backend that its lease names."""
 
     __slots__ = (
-        "_adds_usage",
         "_budget",
         "_clock",
         "_dispatcher",
@@ -58,11 +58,12 @@ class Attempt:
         "_member",
         "_prefixes",
         "_record",
+        "_sent",
         "_slot",
-        "_streams",
     )
 
     _exchange: Exchange
+    _sent: Outgoing
 
     def __init__(
         self,
@@ -84,9 +85,6 @@ class Attempt:
         self._record = live.record
         self._member = fleet.members[slot.lease.backend]
         self._ends = self._member.ends
-        request = live.request
-        self._streams = request.stream or (request.route.generates and self._member.engine.streams_always)
-        self._adds_usage = self._streams and not request.include_usage and not self._member.refuses_usage
 
     async def run(self) -> None:
         """Ask the engine and answer the client.
@@ -94,14 +92,8 @@ class Attempt:
         Raises NotStarted, and the `GatewayError` that the client is to be told.
         """
         live, member, slot = self._live, self._member, self._slot
-        self._begin()
-        try:
-            self._exchange = live.exchange = exchange = await member.upstream.send(
-                "POST", self._record.route, live.headers, self._body()
-            )
-        except ConnectFailed as failed:
-            self._failed("connect", failed.cause)
-            raise NotStarted("connect", CONNECT_PAUSE_SECONDS) from failed
+        exchange = await self._send()
+        live.exchange = exchange
         try:
             backend = self._dispatcher.admission.backends[member.name]
             self._prefixes.look(live, slot.call, backend)  # now that the engine is at work
@@ -116,6 +108,26 @@ class Attempt:
             if not exchange.complete:
                 slot.stopping = self._fleet.stopped(member, exchange)
 
+    async def _send(self) -> Exchange:
+        """Send the request, if that was not done ahead."""
+        live, member, slot = self._live, self._member, self._slot
+        ahead, live.ahead = live.ahead, None
+        if ahead is not None:
+            self._sent, self._exchange = ahead
+            self._begin()
+            return ahead.exchange
+        call = slot.call
+        self._sent = sent = outgoing(
+            live.request, member, slot.lease.model, call.prompt_tokens, counted=call.prompt_counted
+        )
+        self._begin()
+        try:
+            self._exchange = await member.upstream.send("POST", self._record.route, live.headers, sent.body)
+        except ConnectFailed as failed:
+            self._failed("connect", failed.cause)
+            raise NotStarted("connect", CONNECT_PAUSE_SECONDS) from failed
+        return self._exchange
+
     def _begin(self) -> None:
         live, record, lease = self._live, self._record, self._slot.lease
         now = self._clock()
@@ -125,25 +137,10 @@ class Attempt:
         timeouts = self._member.timeouts
         live.first_token_seconds_max = timeouts.first_token_seconds
         live.idle_seconds_max = timeouts.idle_seconds
-        if lease.long and not self._streams:
+        if lease.long and not self._sent.streams:
             # Nothing tells the first token of an answer that does not stream: the gate opens when the
             # prefill must be over.
             asyncio.get_running_loop().call_later(lease.prefill_seconds, self._slot.prefilled, lease)
-
-    def _body(self) -> bytes:
-        request, call, member = self._live.request, self._slot.call, self._member
-        return request.edited(
-            model=self._slot.lease.model,
-            max_tokens=member.engine.max_tokens(
-                request.output_tokens_max,
-                member.settings.max_tokens_default or None,
-                call.prompt_tokens,
-                member.capacity.context_tokens.value,
-                counted=call.prompt_counted,
-            ),
-            stream=True if self._streams and not request.stream else None,
-            include_usage=self._adds_usage,
-        )
 
     # -- the engine answers -----------------------------------------------------------------------
 
@@ -260,7 +257,7 @@ class Attempt:
     async def _refused(self, head: Head) -> None:
         member = self._member
         answer = Answer(head.status, head.headers, await self._exchange.body(REFUSAL_BYTES_MAX))
-        if head.status in (400, 422) and self._adds_usage and names_usage(answer):
+        if head.status in (400, 422) and self._sent.adds_usage and names_usage(answer):
             member.refuses_usage = True
             raise NotStarted("include_usage")
         if lacks_route(answer) and not self._live.request.route.everywhere:
@@ -321,7 +318,7 @@ class Attempt:
             return
         if not self._exchange.waited and (self._exchange.unread or self._exchange.complete):
             live.failure = errors.ClientGone()
-        elif self._streams or self._member.silent:
+        elif self._sent.streams or self._member.silent:
             self._failed("stall", live.failure.code)
 
     async def _lost(

@@ -15,7 +15,8 @@ from types import TracebackType
 
 from gateway import errors
 from policies.admission import Admission
-from policies.types import Call, Decision, Granted, Lease, Refusal, Rejected, StateChanged
+from policies.certainty import certain
+from policies.types import Backend, Call, Decision, Granted, Lease, Refusal, Rejected, StateChanged
 
 log = logging.getLogger("slotgate.dispatcher")
 
@@ -25,18 +26,23 @@ TICK_SECONDS = 0.25
 class Slot:
     """One call's place: in the queue until `async with` is entered, then at a backend until it ends."""
 
-    __slots__ = ("_dispatcher", "call", "lease", "stopping")
+    __slots__ = ("_backend", "_dispatcher", "call", "lease", "stopping")
 
     lease: Lease
 
-    def __init__(self, dispatcher: Dispatcher, call: Call) -> None:
+    def __init__(self, dispatcher: Dispatcher, call: Call, backend: str | None = None) -> None:
         self._dispatcher = dispatcher
+        self._backend = backend
         self.call = call
         self.stopping: asyncio.Future[None] | None = None  # resolves when the engine has stopped
 
     async def __aenter__(self) -> Slot:
         dispatcher = self._dispatcher
-        decisions = dispatcher.admission.submit(self.call, dispatcher.clock())
+        admission, now = dispatcher.admission, dispatcher.clock()
+        if self._backend is None:
+            decisions = admission.submit(self.call, now)
+        else:
+            decisions = admission.start(self.call, self._backend, now)
         first = decisions[0] if len(decisions) == 1 else None
         if isinstance(first, Granted) and first.lease.call is self.call:  # as usual; no future is needed
             dispatcher.apply(decisions)
@@ -91,10 +97,15 @@ class Dispatcher:
         self.drain_told: list[Callable[[str, str | None], None]] = []  # an operator of another gateway did
         self._waiters: dict[str, asyncio.Future[Lease]] = {}
 
-    def slot(self, call: Call) -> Slot:
+    def slot(self, call: Call, backend: str | None = None) -> Slot:
         """A slot for this call: `async with dispatcher.slot(call) as slot`. Entering raises the
-        `GatewayError` of a refusal."""
-        return Slot(self, call)
+        `GatewayError` of a refusal. `backend`: the one that was `certain` in this turn of the loop."""
+        return Slot(self, call, backend)
+
+    def certain(self, model: str, route: str, tokens_max: int) -> Backend | None:
+        """The backend that a call of this model, which is no alias, surely gets if it asks for a slot in this
+        turn of the loop; None: that is to be decided. `tokens_max`: its prompt is not estimated at more."""
+        return certain(self.admission, model, route, tokens_max, self.clock())
 
     def granted(self, id: str, decisions: list[Decision]) -> asyncio.Future[Lease]:
         """The lease of a call that was just handed to Admission, as a future."""

@@ -22,6 +22,7 @@ from gateway.intake import Intake
 from gateway.lessons import Lessons
 from gateway.mender import Mender
 from gateway.models import Models
+from gateway.options import AliasSettings
 from gateway.relay import Relay
 from gateway.request import Request, parse
 from gateway.routes import ROUTES
@@ -99,17 +100,19 @@ class Handler:
                 raise errors.Forbidden("This API key may not use this model.")
             if self._mender.works:
                 request = self._mender.mended(request, agent_of(headers, request, key), headers)
+            alias = self._models.alias(request.model)
             live = self._begin(record, client, headers, request)
             with self._inflights.serve(live):
+                sure = self._relay.ahead(live) if route.takes_slot and alias is None else None
                 arrival.watch(lambda: live.interrupt(errors.ClientGone()))
-                call = self._call(record, headers, request, key)
+                call = self._call(record, headers, request, key, alias)
                 live.call = call
                 record.prepare_seconds = self._clock() - read
-                if why := self._tokenizers.doubt(call):
+                if sure is None and (why := self._tokenizers.doubt(call)):
                     live.call = call = await self._tokenizers.counted(call, request, why)
                 try:
                     if route.takes_slot:
-                        async with self._dispatcher.slot(call) as slot:
+                        async with self._dispatcher.slot(call, sure) as slot:
                             await self._relay.serve(slot, live)
                     else:
                         await self._counting.serve(call, live)
@@ -141,7 +144,6 @@ class Handler:
         self, record: Record, client: Client, headers: dict[bytes, bytes], request: Request
     ) -> Inflight:
         record.model, record.streamed = request.model, request.stream
-        record.conversation = conversation_of(headers, request)
         client.streaming = request.stream
         passed = [(name, headers[name]) for name in PASSED_HEADERS if name in headers]
         passed.append((b"x-request-id", client.request_id.encode()))
@@ -154,7 +156,15 @@ class Handler:
             explains=headers.get(b"x-slotgate-explain") == b"1",
         )
 
-    def _call(self, record: Record, headers: dict[bytes, bytes], request: Request, key: Key) -> Call:
+    def _call(
+        self,
+        record: Record,
+        headers: dict[bytes, bytes],
+        request: Request,
+        key: Key,
+        alias: AliasSettings | None,
+    ) -> Call:
+        record.conversation = conversation_of(headers, request)
         chain = request.chain()
         size = record.prompt_bytes = chain[-1].end_bytes if chain else request.prompt_bytes
         prompt = record.prompt = content(request.body, size)
@@ -167,5 +177,5 @@ class Handler:
             prompt_tokens=self._lessons.prompts.estimate(request.model, prompt),
             outputs=self._lessons.outputs,
             heartbeats=request.stream and self._settings.queue.heartbeat != "off",
-            alias=self._models.alias(request.model),
+            alias=alias,
         )

@@ -13,11 +13,13 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
+from typing import NamedTuple
 
 from gateway import errors
 from gateway.accounting import Record
 from gateway.client import Client
 from gateway.exchange import Exchange
+from gateway.outgoing import Outgoing
 from gateway.request import Request
 from policies.stability import Verdict
 from policies.types import Call
@@ -40,6 +42,13 @@ class Phase(enum.StrEnum):
     DECODE = "decode"
 
 
+class Ahead(NamedTuple):
+    """What was written to an engine before the request had its slot."""
+
+    sent: Outgoing
+    exchange: Exchange
+
+
 @dataclass(slots=True, eq=False)
 class Inflight:
     """One request being served."""
@@ -55,6 +64,7 @@ class Inflight:
     may_repeat: bool = True  # once, after the engine's proven death
     call: Call | None = None
     verdict: Verdict | None = None  # what became of its prefix, once it was compared
+    ahead: Ahead | None = None  # until the one who has the slot takes it
     exchange: Exchange | None = None  # with the engine that it was sent to last
     phase: Phase = Phase.QUEUED
     phase_since: float = 0.0
@@ -229,6 +239,8 @@ class _Serving:
         live = self._live
         live.task = None
         self._inflights.leave(live)
+        if live.ahead is not None:  # it came to no slot after all
+            live.ahead.exchange.abort()
         if live.failure is not None:
             self._task.uncancel()
             if exc_type is asyncio.CancelledError:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from gateway.ahead import send_ahead
 from gateway.attempt import Attempt, NotStarted
 from gateway.dispatcher import Dispatcher, Slot
 from gateway.fleet import Fleet
@@ -34,6 +35,12 @@ class Relay:
         self._metrics = metrics
         self._clock = clock
         self._budget = RetryBudget()
+
+    def ahead(self, live: Inflight) -> str | None:
+        """Send the request already, if it is known which backend it will get: that one's name. All else about
+        the call is then found out while the engine works. It must have its slot, and be served, within this
+        turn of the loop."""
+        return send_ahead(live, self._fleet, self._dispatcher)
 
     async def serve(self, slot: Slot, live: Inflight) -> None:
         """Answer the call, on another slot if the first engine did not begin.

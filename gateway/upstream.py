@@ -96,6 +96,18 @@ class Upstream:
         self._outbox.post(partial(connection.submit, request))
         return exchange
 
+    def send_at_once(
+        self, method: str, path: str, headers: Sequence[tuple[bytes, bytes]], body: bytes
+    ) -> Exchange | None:
+        """The same on an idle connection; None: there is none, and nothing was sent."""
+        request = self._request(method, path, headers, body)
+        exchange = Exchange(bodiless=method == "HEAD")
+        connection = self._take(exchange)
+        if connection is None:
+            return None
+        self._outbox.post(partial(connection.submit, request))
+        return exchange
+
     async def ask(
         self, method: str, path: str, headers: Sequence[tuple[bytes, bytes]], body: bytes, bytes_max: int
     ) -> Answer:

@@ -11,6 +11,7 @@ A call is in exactly one place: waiting, or holding one lease, or forgotten.
 from __future__ import annotations
 
 from policies import filters
+from policies.cost import cost
 from policies.ejection import RAMP_SLOTS
 from policies.placement import Place, Placement
 from policies.queue import Queue, group_of
@@ -41,14 +42,14 @@ class Admission(Roster):
         self.gate_waits, self.interactive_seen = placement.gate_waits, placement.interactive_seen
         self._leases: dict[str, Lease] = {}  # by call id
         self._grants = 0
-        self._closed = False
+        self.closed = False
 
     # -- calls ----------------------------------------------------------------------------------
 
     def submit(self, call: Call, now: float) -> list[Decision]:
         """A call arrives: it starts, waits or is rejected."""
         assert call.id not in self.queue and call.id not in self._leases
-        if self._closed:
+        if self.closed:
             return [Rejected(call, Refusal.SHUTTING_DOWN)]
         self._placement.seen(call, now)
         waiting, alone = Waiting(call, now), not self.queue
@@ -67,6 +68,15 @@ class Admission(Roster):
             self.queue.take(call.id)
             decisions.append(rejected)
         return decisions
+
+    def start(self, call: Call, name: str, now: float) -> list[Decision]:
+        """A call arrives that gets this backend, as `certainty` has found since the last event."""
+        assert call.id not in self._leases and not self.queue
+        backend, placement = self.backends[name], self._placement
+        placement.seen(call, now)
+        price = cost(call, backend, placement.returns)
+        long = price.prefill_seconds > self.limits.prefill_gate_seconds
+        return [Granted(self._grant(call, Place(backend, price, long), now))]
 
     def first_token(self, id: str, now: float) -> list[Decision]:
         """The engine produced something: its prefill is over and it works."""
@@ -151,7 +161,7 @@ class Admission(Roster):
 
     def close(self) -> None:
         """No new calls from now on; those that wait or run go on."""
-        self._closed = True
+        self.closed = True
 
     # -- what people and metrics look at ----------------------------------------------------------
 
@@ -161,7 +171,7 @@ class Admission(Roster):
 
     def serving(self, call: Call) -> Tiers | Rejected:
         """The backends that serve the call, in tiers, whether or not they can now; or why none does."""
-        if self._closed:
+        if self.closed:
             return Rejected(call, Refusal.SHUTTING_DOWN)
         return self._placement.fitting(call)
 
@@ -227,10 +237,16 @@ class Admission(Roster):
         self, waiting: Waiting, now: float, kept: set[str], *, overdue: bool = False
     ) -> Granted | Rejected | None:
         place = self._placement.find(waiting, now, kept, overdue=overdue)
-        return Granted(self._grant(waiting, place, now)) if isinstance(place, Place) else place
+        if not isinstance(place, Place):
+            return place
+        lease = self._grant(waiting.call, place, now)
+        if place.rival is not None:
+            lease.rival, lease.rival_seconds = place.rival.backend.name, place.rival.seconds
+            lease.held_seconds = waiting.held(now)
+        return Granted(lease)
 
-    def _grant(self, waiting: Waiting, place: Place, now: float) -> Lease:
-        call, backend, price = waiting.call, place.backend, place.price
+    def _grant(self, call: Call, place: Place, now: float) -> Lease:
+        backend, price = place.backend, place.price
         assert backend.free > 0
         self._grants += 1
         lease = Lease(
@@ -246,9 +262,6 @@ class Admission(Roster):
             place.long,
             trial=backend.state is State.EJECTED,
         )
-        if place.rival is not None:
-            lease.rival, lease.rival_seconds = place.rival.backend.name, place.rival.seconds
-            lease.held_seconds = waiting.held(now)
         if not backend.prefilling and not backend.foreign:
             lease.work.alone, lease.work.begun = True, now
         lease.work.booking = backend.shadow.book(call.chain, call.prompt_tokens, call.inside)

@@ -80,8 +80,11 @@ class SharedDispatcher(Dispatcher):
     def fault(self) -> str:
         return self.ledger.fault
 
-    def slot(self, call: Call) -> Slot:
-        return SharedSlot(self, call)
+    def slot(self, call: Call, backend: str | None = None) -> Slot:
+        return SharedSlot(self, call, backend)
+
+    def certain(self, model: str, route: str, tokens_max: int) -> Backend | None:
+        return None  # others take slots, too
 
     def granted(self, id: str, decisions: list[Decision]) -> asyncio.Future[Lease]:
         future = super().granted(id, decisions)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gateway.dispatcher import Dispatcher
+from gateway.dispatcher import Dispatcher, Slot
 from policies.admission import Admission
 from policies.order import OVERDUE_SECONDS
 from policies.placement import INTERACTIVE_SEEN_SECONDS
@@ -22,6 +22,16 @@ class ObservedDispatcher(Dispatcher):
     def __init__(self, admission: Admission, clock: Callable[[], float], invariants: Invariants) -> None:
         super().__init__(admission, clock)
         self._invariants = invariants
+
+    def slot(self, call: Call, backend: str | None = None) -> Slot:
+        """Half of the calls whose backend is certain are given it at once, the other half must get it."""
+        sure = None
+        if not call.targets and not call.fallbacks:
+            sure = self.certain(call.model, call.route, call.prompt_tokens)
+        if sure is not None:
+            self._invariants.certain[call.id] = sure.name
+        at_once = sure is not None and sum(call.id.encode()) % 2
+        return super().slot(call, sure.name if sure is not None and at_once else None)
 
     def apply(self, decisions: list[Decision]) -> None:
         self._invariants.decided(decisions)
@@ -42,6 +52,7 @@ class Invariants:
     ) -> None:
         self.ended: set[str] = set()
         self.slots_at_grant: dict[str, int] = {}  # by call id
+        self.certain: dict[str, str] = {}  # the backend of a call that was just submitted, by its id
         self._admission = admission
         self._engines = engines
         self._clock = clock
@@ -50,6 +61,10 @@ class Invariants:
 
     def decided(self, decisions: list[Decision]) -> None:
         """These decisions were made; nobody has acted on them."""
+        for id, name in self.certain.items():
+            lease = self._admission.lease(id)
+            self._must(lease is not None and lease.backend == name, f"{id} does not start on {name}")
+        self.certain.clear()
         for decision in decisions:
             if isinstance(decision, Granted):
                 self._granted(decision.lease)
