@@ -26,7 +26,8 @@ from policies.waiting import Hold, Quote, Waiting
 INTERACTIVE_SEEN_SECONDS = 60.0  # the reserve is kept this long after an interactive call
 HOLD_SHARE = 0.9  # of what it would cost to start now: less must be promised by waiting, as promises may fail
 HOLDS_MAX = 4  # at one event: whoever held before them still does, since each look costs as much as a start
-NEW_HOLDS_MAX = 8  # the same where those that begin to hold count too
+NEW_HOLDS_MAX = 6  # the same where those that begin to hold count too
+GATES_MAX = 64  # calls that the gate keeps, at one event: those behind them do not pass all of them
 WAIT_SECONDS_MIN = 0.1  # of a call that cannot start now
 
 FLOOR = attrgetter("floor")
@@ -75,7 +76,9 @@ class Placement:
         self._views: dict[tuple[object, ...], View] = {}  # at this event
         self._crowded = False  # more than one call waits
         self._holds = 0  # calls that hold, at this event
-        self._gated: dict[bool, list[Backend]] = {}  # with room, for people or not, if all read long prompts
+        self._gates = 0  # calls that the gate kept, at this event
+        # Those with room, if all of them read long prompts: for people or not, overdue or not.
+        self._gated: dict[tuple[bool, bool], list[Backend]] = {}
 
     def follow(self, limits: Limits) -> None:
         """Keep these bounds from now on."""
@@ -104,7 +107,7 @@ class Placement:
         """An event: what was foreseen before it no longer holds. `crowded`: more than one call waits, so a
         conversation that gives way now will have to wait for its turn to be read again."""
         self._crowded = crowded
-        self._holds = 0
+        self._holds = self._gates = 0
         if self._forecasts:
             self._forecasts = {}
         self._gated = {}
@@ -120,15 +123,14 @@ class Placement:
 
     def passed(self, rank: Rank) -> bool:
         """Whether none of them need be looked at any more: `passes` would say so of each."""
-        if rank.group[-1] is Priority.INTERACTIVE:
+        if rank.group[-1] is Priority.INTERACTIVE or rank.hold is Hold.OVER:
             return False
         most = NEW_HOLDS_MAX if rank.hold is Hold.NONE else HOLDS_MAX
-        return self._holds >= most and rank.hold is not Hold.OVER
+        return self._holds >= most or self._gates >= GATES_MAX
 
     def passes(self, waiting: Waiting, now: float, *, overdue: bool) -> bool:
-        """Whether it need not be looked at now: it holds behind others, or the gate keeps it. An overdue call
-        may take what others may not, so the gates of others say nothing about it."""
-        return self._holds_on(waiting, now) or (not overdue and self._gated_off(waiting, now))
+        """Whether it need not be looked at now: it holds behind others, or the gate keeps it."""
+        return self._holds_on(waiting, now) or self._gated_off(waiting, now, overdue=overdue)
 
     def _holds_on(self, waiting: Waiting, now: float) -> bool:
         """Behind so many others that hold, one that held at the last look still does, and one that nobody
@@ -139,12 +141,16 @@ class Placement:
             return self._holds >= NEW_HOLDS_MAX
         return self._holds >= HOLDS_MAX and waiting.held(now) < self._limits.hold_seconds_max
 
-    def _gated_off(self, waiting: Waiting, now: float) -> bool:
+    def _gated_off(self, waiting: Waiting, now: float, *, overdue: bool) -> bool:
         """Whether all that has room for it reads long prompts, and this one is long there: then nothing else
-        about it need be known, which spares a deep queue most of the work."""
-        gated = self._all_gated(waiting.call, now)
+        about it need be known, which spares a deep queue most of the work. But an overdue call must be looked
+        at where it may lack kv budget, which is kept for it then."""
+        gated = self._all_gated(waiting.call, now, overdue=overdue)
         if not gated or any(
-            not b.serves(waiting.call) or not self._long(self._quote(waiting, b).price) for b in gated
+            (overdue and b.kv_tokens is not None)
+            or not b.serves(waiting.call)
+            or not self._long(self._quote(waiting, b).price)
+            for b in gated
         ):
             return False
         for backend in gated:
@@ -152,32 +158,30 @@ class Placement:
                 self.gate_waits[backend.name] += 1
                 waiting.why[backend.name] = Reason.GATE
         waiting.hold(now, holds=False)
+        self._gates += 1
         return True
 
-    def _all_gated(self, call: Call, now: float) -> list[Backend]:
+    def _all_gated(self, call: Call, now: float, *, overdue: bool) -> list[Backend]:
         """The backends with room for the call's class, if all of them read long prompts."""
-        person = call.priority is Priority.INTERACTIVE
-        if person not in self._gated:
-            room = [backend for backend in self._backends.values() if self._room(call, backend, now)]
-            self._gated[person] = room if all(filters.gated(b, self._limits) for b in room) else []
-        return self._gated[person]
+        kind = call.priority is Priority.INTERACTIVE, overdue
+        if kind not in self._gated:
+            room = [b for b in self._backends.values() if self._has_room(call, b, now, overdue=overdue)]
+            self._gated[kind] = room if all(filters.gated(b, self._limits) for b in room) else []
+        return self._gated[kind]
 
-    def _room(self, call: Call, backend: Backend, now: float) -> bool:
-        seen = self.interactive_seen(now)
-        return backend.free > (
-            filters.reserved_slots(call, backend, self._limits, overdue=False) if seen else 0
-        )
+    def _has_room(self, call: Call, backend: Backend, now: float, *, overdue: bool) -> bool:
+        free = backend.free
+        if not free or not self.interactive_seen(now):
+            return free > 0
+        return free > filters.reserved_slots(call, backend, self._limits, overdue=overdue)
 
     def room(self, call: Call, now: float, *, overdue: bool) -> bool:
         """Whether a backend of the call's model has a slot for its class; or none serves it any more."""
-        seen, serving = self.interactive_seen(now), False
+        serving = False
         for backend in self._backends.values():
-            free = backend.free
-            if (not serving or free) and backend.serves(call):
+            if (not serving or backend.free) and backend.serves(call):
                 serving = True
-                if free and not (
-                    seen and free <= filters.reserved_slots(call, backend, self._limits, overdue=overdue)
-                ):
+                if self._has_room(call, backend, now, overdue=overdue):
                     return True
         return not serving and any(backend.free for backend in self._backends.values())
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from policies.admission import Admission
+from policies.placement import GATES_MAX
 from policies.service_model import ServiceModel
 from policies.types import Call, Priority, Reason
 from tests.unit.fleet import LONG, SHORT, a_backend, a_call, a_chain, an_admission, granted
@@ -128,8 +129,20 @@ def test_of_many_that_hold_a_few_are_looked_at() -> None:
         admission.submit(a_stranger(number), 80.0)
     assert granted(admission.finish("turn-2", 80.5)) == {}
     admission.tick(80.75)
-    assert sorted(waiting.held(85.0) for waiting in admission.queue) == [4.25] + [4.5] * 8
+    assert sorted(waiting.held(85.0) for waiting in admission.queue) == [0.0] + [4.25] * 2 + [4.5] * 6
     assert len(granted(admission.tick(80.5 + 60.0))) == 1
+
+
+def test_of_many_that_the_gate_keeps_a_few_are_looked_at() -> None:
+    """Those behind them wait for the gate, too; people do not wait for them, and it opens for the first."""
+    admission = an_admission(a_backend(slots=4))
+    admission.submit(a_call("reading", prompt_tokens=LONG), 0.0)
+    for number in range(GATES_MAX + 9):
+        admission.submit(a_call(f"{number:03}", prompt_tokens=LONG, arrived=0.1), 0.1)
+    assert sum(waiting.why == {"backend": Reason.GATE} for waiting in admission.queue) == GATES_MAX
+    person = a_call("person", priority=Priority.INTERACTIVE, arrived=1.0)
+    assert granted(admission.submit(person, 1.0)) == {"person": "backend"}
+    assert granted(admission.first_token("reading", 5.0)) == {"000": "backend"}
 
 
 def test_a_call_may_wait_for_a_faster_engine() -> None:

@@ -89,8 +89,9 @@ class WholeLook(Placement):
         own = price.prefill_seconds + price.decode_seconds
         return Quote(backend, 0, backend.service, price, own, 0.0)
 
-    def _all_gated(self, call: Call, now: float) -> list[Backend]:
-        room = [backend for backend in self._backends.values() if self._room(call, backend, now)]
+    def _all_gated(self, call: Call, now: float, *, overdue: bool) -> list[Backend]:
+        every = self._backends.values()
+        room = [backend for backend in every if self._has_room(call, backend, now, overdue=overdue)]
         return room if all(filters.gated(backend, self._limits) for backend in room) else []
 
     def _choose(
