@@ -47,3 +47,13 @@ def test_the_sums_are_right() -> None:
     text = " ".join(TABLE.split())
     assert f"All {CASES} are held by tests" in text
     assert f"{elsewhere} of them in another way" in text
+
+
+def test_the_commands_beside_the_figures_exist() -> None:
+    """What the README says is measured by files of tests, modules and targets that are there."""
+    text = (ROOT / "README.md").read_text()
+    assert not [file for file in set(re.findall(r"tests/[\w/]+\.py", text)) if not (ROOT / file).exists()]
+    modules = {name.replace(".", "/") for name in re.findall(r"python -m ((?:gateway|tests)[\w.]*)", text)}
+    assert not [name for name in modules if not any((ROOT / name).parent.glob(f"{Path(name).name}*"))]
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert set(re.findall(r"`make ([\w-]+)", text)) <= targets
