@@ -231,7 +231,7 @@ async def test_a_killed_worker_costs_its_own_streams() -> None:
         before = workers(front)
         os.kill(before[0], signal.SIGKILL)
         waiting = [asyncio.create_task(ask(front, chat(f"short {i}", max_tokens=1))) for i in range(4)]
-        assert (await front.client.get("/ready")).status_code == 200
+        assert (await ask(front, b"", path="/ready", method="GET")).head.status == 200
         ended = {worker: await asyncio.gather(*map(end_of, clients)) for worker, clients in served.items()}
         ways = sorted(sorted(set(ways)) for ways in ended.values())
         assert ways in ([["clean"], ["cut"]], [["clean"], ["reset"]], [["clean"], ["cut", "reset"]])
