@@ -27,6 +27,7 @@ INTERACTIVE_SEEN_SECONDS = 60.0  # the reserve is kept this long after an intera
 HOLD_SHARE = 0.9  # of what it would cost to start now: less must be promised by waiting, as promises may fail
 HOLDS_MAX = 4  # at one event: whoever held before them still does, since each look costs as much as a start
 NEW_HOLDS_MAX = 6  # the same where those that begin to hold count too
+PEOPLE_HOLDS_MAX = 24  # the same of interactive calls, which wait for nobody's turn if it can be helped
 GATES_MAX = 64  # calls that the gate keeps, at one event: those behind them do not pass all of them
 WAIT_SECONDS_MIN = 0.1  # of a call that cannot start now
 
@@ -123,10 +124,9 @@ class Placement:
 
     def passed(self, rank: Rank) -> bool:
         """Whether none of them need be looked at any more: `passes` would say so of each."""
-        if rank.group[-1] is Priority.INTERACTIVE or rank.hold is Hold.OVER:
-            return False
-        most = NEW_HOLDS_MAX if rank.hold is Hold.NONE else HOLDS_MAX
-        return self._holds >= most or self._gates >= GATES_MAX
+        person, over = rank.group[-1] is Priority.INTERACTIVE, rank.hold is Hold.OVER
+        gated = self._gates >= GATES_MAX and not person and not over
+        return gated or self._holds >= _holds_max(rank.group[-1], rank.hold)
 
     def passes(self, waiting: Waiting, now: float, *, overdue: bool) -> bool:
         """Whether it need not be looked at now: it holds behind others, or the gate keeps it."""
@@ -135,11 +135,8 @@ class Placement:
     def _holds_on(self, waiting: Waiting, now: float) -> bool:
         """Behind so many others that hold, one that held at the last look still does, and one that nobody
         looked at yet has its turn at one of the next events."""
-        if waiting.call.priority is Priority.INTERACTIVE:
-            return False
-        if waiting.held_since is None:
-            return self._holds >= NEW_HOLDS_MAX
-        return self._holds >= HOLDS_MAX and waiting.held(now) < self._limits.hold_seconds_max
+        hold = waiting.holding(now, self._limits.hold_seconds_max)
+        return self._holds >= _holds_max(waiting.call.priority, hold)
 
     def _gated_off(self, waiting: Waiting, now: float, *, overdue: bool) -> bool:
         """Whether all that has room for it reads long prompts, and this one is long there: then nothing else
@@ -377,6 +374,15 @@ class Placement:
         if forecast is None:
             forecast = self._forecasts[backend.name] = Forecast(backend, self._limits, now)
         return forecast
+
+
+def _holds_max(priority: Priority, hold: Hold) -> float:
+    """Behind how many that hold such a call need not be looked at."""
+    if hold is Hold.OVER:
+        return math.inf
+    if priority is Priority.INTERACTIVE:
+        return PEOPLE_HOLDS_MAX
+    return HOLDS_MAX if hold is Hold.HOLDS else NEW_HOLDS_MAX
 
 
 def _better(offer: Offer, than: Offer | None) -> bool:
