@@ -73,6 +73,7 @@ class Figure:
 REQUESTS_32 = Figure("requests/s, 32 conn.", "plain32", lambda s: s.requests_per_second)
 BURST_CPU = Figure("CPU µs/stream, burst", "burst32", Sample.cpu_per_request)
 TTFT_1 = Figure("TTFT p50 µs, 1 conn.", "ttft1", lambda s: s.ttft_p50)
+LATE_1 = Figure("TTFT p50 µs, 1 conn., after 1 ms", "late1", lambda s: s.ttft_p50)
 PACED_512_ERRORS = Figure("errors, 512 paced", "paced512", lambda s: s.errors)
 
 FIGURES = (
@@ -83,6 +84,7 @@ FIGURES = (
     Figure("p99 µs, 128 conn.", "plain128", lambda s: s.latency_p99),
     BURST_CPU,
     TTFT_1,
+    LATE_1,
     Figure("CPU µs/event, 128 paced", "paced128", Sample.cpu_per_event),
     Figure("delay p50 µs, 128 paced", "paced128", lambda s: s.delay_p50),
     Figure("delay p50 µs, 512 paced", "paced512", lambda s: s.delay_p50),

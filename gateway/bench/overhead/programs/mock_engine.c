@@ -9,6 +9,8 @@
  *   "seed": US       pause between the chunks in microseconds; all streams of one
  *                    pause share a time grid, as a batching engine's steps do.
  *                    0 or absent: all chunks at once, in one write.
+ *   "top_k": US      until the first chunk of a stream that pauses, which else goes
+ *                    with the head
  * Each chunk carries "@T" and 16 digits, CLOCK_MONOTONIC in ns / 10 at the moment
  * of the write, so that load.c reads the one-way delay of every chunk.
  */
@@ -138,6 +140,8 @@ static void answer(struct conn *c, const char *head, const char *body) {
     c->step = field(body, "\"seed\"", 0) * 1000ull;
     c->usage = strstr(body, "\"include_usage\"") != NULL;
     if (!c->step) { while (c->left) one_chunk(c); return; }
+    long first = field(body, "\"top_k\"", 0);
+    if (first) { c->due = now_ns() + first * 1000ull; return; }
     one_chunk(c);  /* the first chunk goes with the head: what a client waits for it is the gateway's doing */
     c->due = (now_ns() / c->step + 1) * c->step;
     return;
