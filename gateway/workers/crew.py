@@ -43,7 +43,7 @@ from policies.types import State, StateChanged
 
 log = logging.getLogger("slotgate.workers")
 
-ASK_SECONDS = 5.0
+ASK_SECONDS = 3.0
 READ_SECONDS = 30.0  # of a journal with millions of requests
 GONE_SECONDS = 1.0  # after which a worker that does not answer must be known to have ended
 

@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,7 +52,14 @@ class Supervisor:
     `caught_up` is awaited before it counts as one that serves."""
 
     def __init__(
-        self, count: int, settings: Settings, where: str, clients: int, handed: bool, folder: Path
+        self,
+        count: int,
+        settings: Settings,
+        where: str,
+        clients: int,
+        handed: bool,
+        folder: Path,
+        command: Sequence[str] = COMMAND,
     ) -> None:
         self.settings = settings
         self.added: dict[str, BackendSettings] = {}
@@ -65,6 +72,7 @@ class Supervisor:
         self._clients = clients
         self._handed = handed
         self._folder = folder
+        self._command = command
         self._pause = True
         self._serials = itertools.count(1)
         self._workers: dict[int, Worker] = {}  # by number
@@ -160,7 +168,7 @@ class Supervisor:
             parent=self.parent,
         )
         process = await asyncio.create_subprocess_exec(
-            *COMMAND,
+            *self._command,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             pass_fds=(self._clients,),

@@ -13,6 +13,7 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -28,7 +29,7 @@ SECONDS_MAX = 20.0  # for a start; measured: about one
 class Unit:
     """What systemd is to the gateway: it holds the sockets, starts it, and hears when it is ready."""
 
-    def __init__(self, folder: Path, one: Engine) -> None:
+    def __init__(self, folder: Path, one: Engine, *arguments: str, **tables: Any) -> None:
         self.clients, self.operators = (socket.create_server(("127.0.0.1", 0)) for _ in range(2))
         self.url = f"http://127.0.0.1:{self.clients.getsockname()[1]}"
         self.admin = f"http://127.0.0.1:{self.operators.getsockname()[1]}"
@@ -43,9 +44,9 @@ class Unit:
             "accounting": {"journal": ""},
             "backends": [{"name": "b", "url": one.url, "slots": 2, "warmup": {"requests": 0}}],
         }
-        file.write_text(toml(config))
+        file.write_text(toml(config | tables))
         self._command = f"exec 3<&{self.clients.fileno()} 4<&{self.operators.fileno()}; LISTEN_PID=$$ exec "
-        self._command += f"{sys.executable} -m gateway serve --config {file}"
+        self._command += f"{sys.executable} -m gateway serve --config {file} {' '.join(arguments)}"
         listening = {"LISTEN_FDS": "2", "LISTEN_FDNAMES": "clients:operators"}
         own = {"PYTHONPATH": str(ROOT), "NOTIFY_SOCKET": str(folder / "notify")}
         self._environment = os.environ | listening | own

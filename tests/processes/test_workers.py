@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 import signal
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from hashlib import sha256
@@ -18,6 +18,7 @@ from tests.ledger.server import Server, redis_server
 from tests.processes.asking import Headers, Reply, ask, backend, counted, metric
 from tests.processes.fleet import becomes, configured, settled
 from tests.processes.harness import Engine, Gateway, Head, RawClient, chat, engine, gateway, until
+from tests.processes.test_handover import Unit, asked
 from tests.processes.test_reload import rewrite
 
 pytestmark = needs("redis-server")
@@ -293,11 +294,55 @@ async def test_all_workers_follow_the_configuration_and_the_end() -> None:
         await scene.settled()
 
 
-async def test_no_worker_outlives_its_parent() -> None:
-    """kill -9 of the process that started them: they end by themselves, and the port is free."""
+async def test_a_worker_that_hangs_and_a_parent_that_dies() -> None:
+    """SIGSTOP of one worker: what is read is that of the other, a drain cannot be promised, and is told so;
+    SIGCONT, and it can. kill -9 of the process that started them: they end by themselves."""
     async with stage(1) as scene:
-        pids = workers(scene.front)
+        front, pids = scene.front, workers(scene.front)
+        os.kill(pids[0], signal.SIGSTOP)
+        try:
+            assert (await backend(front, "b0"))["state"] == "ready"
+            told = await front.operator.post("/admin/backends/b0/drain")
+            assert told.status_code == 500
+            assert "Worker 1 does not answer" in told.json()["error"]["message"]
+        finally:
+            os.kill(pids[0], signal.SIGCONT)
+        drained = await front.operator.post("/admin/backends/b0/drain", json={"wait_seconds": 20})
+        assert drained.json() == {"state": "drained", "in_flight": 0}
         scene.front.expect_end()
         await scene.front.process.kill()
         await until(lambda: not any(map(lives, pids)), "the end of the workers")
         await scene.settled()
+
+
+async def test_workers_share_sockets_that_outlive_them(tmp_path: Path) -> None:
+    """As under systemd, which is told when all of them serve: ended and started again, and nobody is refused
+    who connects meanwhile."""
+    async with redis_server() as server, engine(slots=2, tokens=4, decode_tps=100.0) as one:
+        redis = {"url": server.url, "lease_seconds": LEASE_SECONDS}
+        unit = Unit(tmp_path, one, *WORKERS, redis=redis)
+        try:
+            await unit.start()
+            seen: Counter[int] = Counter()
+            done = asyncio.Event()
+
+            async def client(number: int) -> None:
+                while not done.is_set():
+                    answer = await asked(unit, f"client {number}")  # an OSError would be the end of the test
+                    seen[answer.head.status] += 1
+                    assert answer.ended == "clean"
+
+            async with asyncio.TaskGroup() as group:
+                for number in range(4):
+                    group.create_task(client(number))
+                await until(lambda: seen[200] > 4, "answers")
+                assert await unit.end(signal.SIGTERM) == 0
+                await unit.told(b"STOPPING=1")
+                await unit.start()
+                before = seen[200]
+                await until(lambda: seen[200] > before + 4, "answers after the restart")
+                done.set()
+            assert set(seen) <= {200, 503}  # 503: it had connected to the first one, and asked too late
+            assert await unit.end(signal.SIGTERM) == 0
+        finally:
+            unit.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,11 +19,14 @@ from gateway.admin.views import BackendView, DrainView
 from gateway.app import Gateway
 from gateway.families import READ_AT_SCRAPE
 from gateway.metrics import Metrics
+from gateway.settings import Settings
 from gateway.workers import wire
 from gateway.workers.exposition import RULES, Expositions, Page
 from gateway.workers.merging import backend_of, drain_of, figures_of, foreign, prefixes_of, steps_of
+from gateway.workers.supervisor import Supervisor
 from policies.types import Priority, State
 from policies.volatility import Kind
+from tests.processes.process import until
 from tests.unit.test_admin import a_gateway, submit
 
 
@@ -168,6 +172,28 @@ def test_no_sum_ever_becomes_less() -> None:
     assert b"slotgate_slots{" not in last
     late = expositions.merged({2: second.metrics.render()})
     assert value(late, requests) == 10  # it ended while it was asked
+
+
+# -- processes ---------------------------------------------------------------------------------------
+
+
+async def test_workers_that_cannot_live_are_started_ever_more_seldom(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each end is told with its reason; who waits for the start waits no longer than for the first try."""
+    ends = (sys.executable, "-c", "raise SystemExit(3)")
+    supervisor = Supervisor(1, Settings(), "", 0, False, tmp_path, command=ends)
+    started = asyncio.Event()
+    running = asyncio.create_task(supervisor.run(started.set))
+    await until(lambda: len(caplog.records) == 2, "two ends")
+    assert started.is_set()
+    supervisor.stop()
+    async with asyncio.timeout(60):
+        await running
+    assert [record.getMessage() for record in caplog.records[:2]] == [
+        "worker 1 ended by itself with exit code 3; another one is started in 1 s",
+        "worker 1 ended by itself with exit code 3; another one is started in 2 s",
+    ]
 
 
 # -- what operators see -------------------------------------------------------------------------------
