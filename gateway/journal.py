@@ -82,8 +82,8 @@ def _is_ours(journal: sqlite3.Connection) -> bool:
 
 WIDTH = len(Row._fields)
 INSERT = f"INSERT INTO requests ({', '.join(Row._fields)}) VALUES "
-ONE = f"({', '.join('?' * WIDTH)})"
-ROWS_AT_ONCE = 64  # by one step of SQLite, which gives the interpreter away and must wait for it again
+PLACEHOLDERS = f"({', '.join('?' * WIDTH)})"
+STATEMENT_ROWS = 64  # by one step of SQLite, which gives the interpreter away and must wait for it again
 NOTHING = float("nan")  # which SQLite stores as NULL; for a None sqlite3 looks for a converter each time
 OLDEST = "DELETE FROM requests WHERE rowid IN (SELECT rowid FROM requests {} ORDER BY arrived LIMIT ?)"
 COLUMN_TYPES = {str: "TEXT", int: "INTEGER", float: "REAL", bytes: "BLOB"}
@@ -155,12 +155,12 @@ class Journal:
 
     def _insert(self, rows: Sequence[Row]) -> None:
         values = [NOTHING if value is None else value for row in rows for value in row]
-        begin, left, at_once = 0, len(rows), ROWS_AT_ONCE
+        begin, left, at_once = 0, len(rows), STATEMENT_ROWS
         while left:
             while at_once > left:
                 at_once //= 2  # few statements to keep
             end = begin + at_once * WIDTH
-            self._file.execute(_insert(at_once), values[begin:end])
+            self._file.execute(_statement(at_once), values[begin:end])
             begin, left = end, left - at_once
 
     def is_gone(self) -> bool:
@@ -182,9 +182,9 @@ class Journal:
         return int(value)
 
 
-@lru_cache(maxsize=ROWS_AT_ONCE)
-def _insert(rows: int) -> str:
-    return INSERT + ", ".join([ONE] * rows)
+@lru_cache(maxsize=STATEMENT_ROWS)
+def _statement(rows: int) -> str:
+    return INSERT + ", ".join([PLACEHOLDERS] * rows)
 
 
 def _columns() -> Iterator[str]:
