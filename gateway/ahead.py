@@ -10,8 +10,7 @@ from gateway.dispatcher import Dispatcher
 from gateway.fleet import Fleet
 from gateway.inflight import Ahead, Inflight
 from gateway.outgoing import max_tokens, outgoing
-
-MEDIA_BYTES_MIN = 4096  # of a body: in a smaller one nothing is taken for an image
+from policies.prompt_length import MEDIA_BYTES
 
 
 def send_ahead(live: Inflight, fleet: Fleet, dispatcher: Dispatcher) -> str | None:
@@ -19,7 +18,8 @@ def send_ahead(live: Inflight, fleet: Fleet, dispatcher: Dispatcher) -> str | No
     then. `live.ahead` is how to read the answer."""
     request, route = live.request, live.record.route
     body = request.body
-    if len(body) > MEDIA_BYTES_MIN and b"base64" in body:  # an image is more tokens than bytes
+    # What may be taken for an image is estimated at its tokens, so its bytes are no bound on these.
+    if len(body) > MEDIA_BYTES and b"base64" in body:
         return None
     backend = dispatcher.certain(request.model, route, len(body))
     if backend is None:

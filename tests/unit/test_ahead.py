@@ -6,13 +6,14 @@ import json
 from typing import Any, cast
 
 from gateway.accounting import Record
-from gateway.ahead import MEDIA_BYTES_MIN, send_ahead
+from gateway.ahead import send_ahead
 from gateway.client import Client
 from gateway.engines.sglang import SGLang
 from gateway.exchange import Exchange
 from gateway.inflight import Inflight
 from gateway.request import parse
 from gateway.routes.chat import Chat
+from policies.prompt_length import MEDIA_BYTES
 from policies.types import State
 from tests.unit.fleet import MODEL, ROUTE, a_call
 from tests.unit.stage import Stage, llamacpp, over
@@ -103,8 +104,8 @@ async def test_an_image_may_be_more_tokens_than_bytes(stage: Stage) -> None:
     """So the bytes of a body that may hold one bound nothing."""
     way = Way()
     at(stage, way)
-    assert sent(stage, a_request("base64 " + "x" * MEDIA_BYTES_MIN)) is None
-    assert sent(stage, a_request("x" * MEDIA_BYTES_MIN)) == "a"
+    assert sent(stage, a_request("base64 " + "x" * MEDIA_BYTES)) is None
+    assert sent(stage, a_request("x" * MEDIA_BYTES)) == "a"
     assert sent(stage, a_request("base64 in so short a body is a word")) == "a"
 
 
