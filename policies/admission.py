@@ -282,7 +282,8 @@ class Admission(Roster):
         backend.leaving.discard(id)
         backend.has_read(lease)
         backend.turn(now)
-        self._placement.ended(lease.call, backend, now)
+        backend.shadow.ended(lease.call.chain)
+        self._placement.ended(lease.call, now)
         if backend.state is State.DRAINING and not backend.leases:
             return self._enter(backend, State.DRAINED, backend.why, now)
         return []
