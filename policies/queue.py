@@ -209,8 +209,8 @@ class Queue:
             return Rejected(call, Refusal.QUEUE_FULL, self.predicted_wait(0))
         if call.start_by is None:
             return None
-        order = self.ranked(tuple(self._groups), self.overdue(now), now)
-        position = next(i for i, waiting in enumerate(order) if waiting.call is call)
+        ranked = self.ranked(tuple(self._groups), self.overdue(now), now)
+        position = next(i for i, waiting in enumerate(ranked) if waiting.call is call)
         wait = self.predicted_wait(position)
         late = wait is not None and now + wait > call.start_by
         return Rejected(call, Refusal.WAIT_TOO_LONG, wait) if late else None
