@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import logging
 import os
-import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -24,6 +23,7 @@ log = logging.getLogger("slotgate.workers")
 # By import, so that both sides name classes alike.
 COMMAND = (sys.executable, "-c", "from gateway.workers.worker import main; main()")
 START_SECONDS_MAX = 60.0  # beyond which one that has not begun to serve is taken to hang
+END_SECONDS_MAX = 2.0  # for one that says nothing any more
 STEADY_SECONDS = 60.0  # whoever served so long is followed by another one at once
 PAUSE_SECONDS, PAUSE_SECONDS_MAX = 1.0, 30.0  # before the next one else
 LAST_SECONDS = 30.0  # beyond the limits of a shutdown, until what is left is killed
@@ -144,15 +144,16 @@ class Supervisor:
                 worker.serves = True
                 if not tried.done():
                     tried.set_result(None)
-            elif worker.process.returncode is None:
-                worker.process.kill()
+            else:  # it has ended, as a rule: to send a signal now would hide how
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(worker.process.wait(), END_SECONDS_MAX)
+                _kill(worker)
             code = await worker.process.wait()
         finally:
             del self._workers[number]
             self.expositions.ended(worker.serial)
-            if worker.process.returncode is None:
-                worker.process.kill()
-                await worker.process.wait()
+            _kill(worker)
+            await worker.process.wait()
         return f"was ended by signal {-code}" if code < 0 else f"ended by itself with exit code {code}"
 
     async def _begun(self, number: int) -> Worker:
@@ -191,5 +192,10 @@ class Supervisor:
 
     def _kill(self) -> None:
         for worker in self._workers.values():
-            with suppress(ProcessLookupError):
-                worker.process.send_signal(signal.SIGKILL)
+            _kill(worker)
+
+
+def _kill(worker: Worker) -> None:
+    if worker.process.returncode is None:
+        with suppress(ProcessLookupError):
+            worker.process.kill()
