@@ -230,6 +230,7 @@ def client_api(gateway: Gateway) -> FastAPI:
 
     @api.api_route("/ready", methods=["GET", "HEAD"])
     async def ready() -> JSONResponse:
+        # A balancer asks whichever process takes its connection: others may serve while this one cannot.
         why = gateway.why_not_ready() and await gateway.whole.why_not_ready()
         reason = why or gateway.dispatcher.fault
         return JSONResponse({"ready": not why} | ({"reason": reason} if reason else {}), 503 if why else 200)
