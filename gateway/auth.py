@@ -66,11 +66,15 @@ class Keys:
         if most:
             rate = self._rates.get(name) or self._rates.setdefault(name, ReleaseRate())
             if self._running[name] >= most:
-                raise KeyConcurrency(most, rate.seconds or 1.0)
+                raise self.full(key)
             if self._running[name] == most - 1:
                 rate.waits(now)
         self._running[name] += 1
         return key
+
+    def full(self, key: Key) -> KeyConcurrency:
+        """The error for one request more than this key may have, here or in all gateways."""
+        return KeyConcurrency(key.concurrency_max, self._rates[key.name].seconds or 1.0)
 
     def leave(self, key: Key, now: float) -> None:
         """A request of this key has ended."""

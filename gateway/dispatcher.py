@@ -149,6 +149,14 @@ class Dispatcher:
         """A slot for a request of the gateway's own, if there is one."""
         yield self.admission.backends[name].free > 0
 
+    async def claim(self, id: str, key: str, most: int) -> bool:
+        """Whether one more request of a client's key may run, of so many at a time in all gateways; to
+        be given back by `unclaim`."""
+        return True
+
+    def unclaim(self, id: str) -> None:
+        """A request that had claimed is over."""
+
     def warm_elsewhere(self, name: str) -> bool:
         """Whether another gateway has warmed the engine up, and sends it calls."""
         return False

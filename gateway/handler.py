@@ -93,6 +93,8 @@ class Handler:
                 # Only echoed and noted: two requests may carry the same one.
                 client.request_id = record.request_id = theirs.decode()
             key = self._keys.enter(arrival.fields, record.arrived)
+            if (most := key.concurrency_max) and not await self._dispatcher.claim(record.id, key.name, most):
+                raise self._keys.full(key)
             body = await arrival.body(self.intake)
             read = self._clock()
             request = parse(body, route)
@@ -138,6 +140,8 @@ class Handler:
             now = self._clock()
             if key is not None:
                 self._keys.leave(key, now)
+                if key.concurrency_max:
+                    self._dispatcher.unclaim(record.id)
             self._accounts.close(record, now)
 
     def _begin(

@@ -236,17 +236,20 @@ class Watch:
             self.enter(member, State.WARMING)
         model = min(backend.models, default="") if backend.models else ""
         for _ in range(member.settings.warmup.requests):
-            if self._dispatcher.warm_elsewhere(member.name):
-                break
             fault = "no slot is free"  # resumed before it was drained: what runs on may have them all
             async with self._dispatcher.spare(member.name) as free:
-                if free and (fault := await self._warmed(member, model)):
+                warm = self._dispatcher.warm_elsewhere(member.name)  # by now others are heard of
+                if warm:
+                    fault = ""
+                elif free and (fault := await self._warmed(member, model)):
                     member.last_error = fault
             if backend.state is not State.WARMING:  # drained, or down, in the meantime
                 return
             if fault:
                 self.enter(member, State.WARMING, fault)
                 return
+            if warm:
+                break
         member.away = False
         self.enter(member, State.READY)
 

@@ -111,6 +111,19 @@ class SharedDispatcher(Dispatcher):
         finally:
             self.ledger.release(id)
 
+    async def claim(self, id: str, key: str, most: int) -> bool:
+        ledger, url = self.ledger, f"key:{key}"
+        given = await ledger.take(_claim(id), url, self.clock(), most)
+        if given is None or (not given and ledger.frozen):  # nobody can say: its share, and no fewer than one
+            others = ledger.elsewhere[url] if given is False else 0
+            given = ledger.holds(url) < min(-(-most // ledger.gateways), most - others)
+            if given:
+                ledger.keep(_claim(id), url)
+        return given
+
+    def unclaim(self, id: str) -> None:
+        self.ledger.release(_claim(id))
+
     def warm_elsewhere(self, name: str) -> bool:
         standing = self.ledger.standings.get(self._url_of(name))
         return self.ledger.mode is Mode.SHARED and standing is not None and standing.ready_elsewhere
@@ -174,6 +187,9 @@ class SharedDispatcher(Dispatcher):
             self._measured.clear()
         self._degraded = ledger.mode is Mode.DEGRADED
         before, self._drains = self._drains, dict(ledger.drains)
+        for state in (self._measured, self._strangers, self._unexplained, self._peaks):
+            for name in state.keys() - self.admission.backends.keys():
+                del state[name]
         for name, backend in list(self.admission.backends.items()):
             url = self._url_of(name)
             self._explain(name, ledger.elsewhere[url])
@@ -206,3 +222,8 @@ class SharedDispatcher(Dispatcher):
 def _came(call: Call) -> float:
     """When it came, for its turn among those of other gateways; see `Word`."""
     return call.arrived + OVERDUE_SECONDS * call.priority
+
+
+def _claim(id: str) -> str:
+    """What its request holds of a client's key, beside its slot."""
+    return f"key {id}"

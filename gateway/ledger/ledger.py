@@ -87,6 +87,7 @@ class Ledger:
     ) -> None:
         self.mode = Mode.SHARED
         self.standings: dict[str, Standing] = {}  # by engine, as last told
+        self.gateways = 2  # that share, as last told; at first there may be another one
         self.elsewhere: Counter[str] = Counter()  # slots that other gateways hold, by engine
         self.drains: dict[str, str] = {}  # why operators drained engines, here or elsewhere, by engine
         self._drained: dict[str, str | None] = {}  # what they said here and is not told yet
@@ -133,6 +134,10 @@ class Ledger:
             return -(-slots // 2)
         place = (standing.rank + zlib.crc32(url.encode())) % standing.gateways
         return slots // standing.gateways + (place < slots % standing.gateways)
+
+    def holds(self, url: str) -> int:
+        """Slots that this gateway's calls have there."""
+        return sum(held.url == url for held in self._held.values())
 
     # -- calls ------------------------------------------------------------------------------------
 
@@ -248,13 +253,17 @@ class Ledger:
             self._told(step, reply, wanted, now)
 
     def _composed(self, wanted: Sequence[Wanting], *, full: bool, bye: bool = False) -> Step:
-        words = self._speaker.words()
+        words = list(self._speaker.words())
+        known = {word.url for word in words}
+        # Keys of clients, and engines that were removed while calls run there: only what is held counts.
+        also = {one.url for one in self._held.values()} | {want.url for want in wanted}
+        also |= {*self._freed.values(), *self._drained}
+        words += [Word(url, 0, False, None) for url in sorted(also - known)]
         places = {word.url: place for place, word in enumerate(words)}
-        held = [one for one in self._held.values() if one.url in places] if full else []
+        held = list(self._held.values()) if full else []
         self._untold = self._untold and not full
         self._entered.update((one.number, one.url) for one in held)
         self._entered.update((want.number, want.url) for want in wanted)
-        self._freed = {number: url for number, url in self._freed.items() if url in places}
         return Step(
             owner=self._owner,
             number=next(self._steps),
@@ -273,7 +282,7 @@ class Ledger:
             wanted=[
                 Want(places[want.url], want.number, round(1000 * want.came), want.slots) for want in wanted
             ],
-            drains=[(places[url], why) for url, why in self._drained.items() if url in places],
+            drains=[(places[url], why) for url, why in self._drained.items()],
             known=[(places[url], why) for url, why in self.drains.items() if url in places],
             full=full,
             bye=bye,
@@ -304,6 +313,7 @@ class Ledger:
                 self._held[want.id] = Held(want.number, want.url)
         own = Counter(self._entered.values())
         self.standings = {word.url: one for word, one in zip(step.words, reply.standings, strict=True)}
+        self.gateways = max((one.gateways for one in reply.standings), default=self.gateways)
         self.elsewhere = Counter({url: max(0, one.held - own[url]) for url, one in self.standings.items()})
         self._followed(step)
         self._speaker.told()

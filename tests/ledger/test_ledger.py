@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 from collections.abc import Callable, Coroutine
 
 import pytest
 
+from gateway.ledger.dispatcher import SharedDispatcher
 from gateway.ledger.ledger import Ledger, Mode
 from gateway.ledger.step import Reply, Step, Store, Unavailable
+from policies.admission import Admission
+from policies.types import Limits
 from tests.ledger.account import ENGINE, Holder
 from tests.ledger.double import Double
 from tests.simulation import virtual
+from tests.unit.fleet import a_backend
 
 SEEDS = 10
 LEASE_SECONDS = 6.0
@@ -126,3 +131,61 @@ def test_the_log_says_again_only_of_what_was_before(caplog: pytest.LogCaptureFix
         on_its_own_clock(main)
     told = [record.getMessage() for record in caplog.records if "shared" in record.getMessage()]
     assert told == ["slots are shared through Redis", "slots are shared through Redis again"] * SEEDS
+
+
+def test_a_key_has_its_limit_in_all_gateways() -> None:
+    """Three of eight that come at once to two gateways; what one gives back the other may have; each one's
+    share while nobody can be asked, and what the ledger then knows counts while they wait for each other."""
+
+    async def run(dice: random.Random) -> None:
+        store, loop = Script(), asyncio.get_running_loop()
+        fronts = [
+            SharedDispatcher(Admission(Limits()), loop.time, str, store, LEASE_SECONDS) for _ in range(2)
+        ]
+        for front in fronts:
+            front.ledger = Ledger(front, store, LEASE_SECONDS, loop.time, dice)
+            front.admission.add(a_backend(slots=4), loop.time())
+        running = [asyncio.create_task(front.run()) for front in fronts]
+        number = itertools.count()
+
+        async def let_in() -> list[tuple[SharedDispatcher, str]]:
+            ids = [(front, str(next(number))) for front in fronts * 4]
+            given = await asyncio.gather(*(front.claim(id, "team", 3) for front, id in ids))
+            return [one for one, let in zip(ids, given, strict=True) if let]
+
+        async def back() -> None:
+            store.up = True
+            await asyncio.sleep(PAUSE_SECONDS)
+
+        try:
+            await asyncio.sleep(5.0)
+            inside = await let_in()
+            assert len(inside) == 3
+            assert await let_in() == []
+            front, id = inside.pop()
+            front.unclaim(id)
+            await asyncio.sleep(0.01)
+            (inside,) = [inside + await let_in()]
+            assert len(inside) == 3
+            for front, id in inside:
+                front.unclaim(id)
+            await asyncio.sleep(0.01)
+            assert not store.double.leases["key:team"]
+            store.up = False
+            await asyncio.sleep(10.0)
+            inside = await let_in()
+            assert len(inside) == 4
+            await back()
+            assert all(front.ledger.frozen for front in fronts)
+            assert await let_in() == []
+            for front, id in inside[1:]:
+                front.unclaim(id)
+            await asyncio.sleep(0.5)
+            assert len(await let_in()) <= 3
+        finally:
+            for task in running:
+                task.cancel()
+            await asyncio.wait(running)
+
+    for seed in range(SEEDS):
+        virtual.run(run(random.Random(seed)))

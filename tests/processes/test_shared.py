@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import signal
 import socket
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import pytest
 from tests.debian import needs
 from tests.ledger.guard import guarded
 from tests.ledger.server import Server, redis_server
+from tests.processes import harness
 from tests.processes.asking import Reply, ask, backend, metric
 from tests.processes.fleet import becomes, configured, settled
 from tests.processes.harness import (
@@ -25,7 +27,6 @@ from tests.processes.harness import (
     Gateway,
     Process,
     RawClient,
-    chat,
     engine,
     free_port,
     gateway,
@@ -37,6 +38,11 @@ pytestmark = needs("redis-server")
 LEASE_SECONDS = 2
 
 
+def chat(content: str, max_tokens: int = 8) -> dict[str, Any]:
+    """A body; the engines say as much as they may."""
+    return harness.chat(content, max_tokens=max_tokens)
+
+
 class Stage:
     """A Redis, engines of so many slots, and gateways before them."""
 
@@ -45,14 +51,21 @@ class Stage:
         self.engines = engines
         self.gateways = gateways
 
-    async def ask(self, number: int, content: str, **more: Any) -> Reply:
+    async def ask(self, number: int, content: str, max_tokens: int = 8) -> Reply:
         """One request, by turns through each gateway."""
-        return await ask(self.gateways[number % len(self.gateways)], chat(content, **more))
+        return await ask(self.gateways[number % len(self.gateways)], chat(content, max_tokens))
 
     async def leases(self) -> int:
         """Slots that the ledger says are in use."""
         async with self.server.client() as client:
             return sum([await client.zcard(f"{{slotgate:default}}:leases:{one.url}") for one in self.engines])
+
+    async def thawed(self) -> bool:
+        """Whether slots are given: a request that wants one has one."""
+        async with self.server.client() as client:
+            said = await client.hmget("{slotgate:default}:epoch", "thaws", "meets")
+            now = (await client.time())[0] * 1000
+        return all(float(one or 0) < now for one in said)
 
     async def never_too_many(self) -> None:
         """No engine ever had more requests than slots."""
@@ -88,23 +101,24 @@ async def stage(
     url: str = "",
     environment: dict[str, str] | None = None,
     server: dict[str, Any] | None = None,
+    keys: Sequence[dict[str, Any]] = (),
     **options: Any,
 ) -> AsyncIterator[Stage]:
     """It, with every gateway and every backend ready. `arguments`: of Redis, which then `listens` there;
     `url`: where the gateways believe that it does; `environment`: of the first gateway."""
-    options = {"decode_tps": 200.0, "prefill_tps": 50_000.0} | options
+    options = {"decode_tps": 200.0, "prefill_tps": 50_000.0, "tokens": 10_000} | options
     async with AsyncExitStack() as stack:
         store = await stack.enter_async_context(redis_server(*arguments, url=listens))
         engines = [await stack.enter_async_context(engine("openai", slots=one, **options)) for one in slots]
         redis = {"url": url or store.url, "lease_seconds": LEASE_SECONDS}
         config = configured(*engines, redis=redis, routing={"hold_seconds_max": 0}, server=server or {})
-        fronts = [
-            await stack.enter_async_context(gateway(config, environment=None if i else environment))
-            for i in range(gateways)
-        ]
-        for one in fronts:
+        config |= {"keys": keys} if keys else {}
+        fronts: list[Gateway] = []
+        while len(fronts) < gateways:  # one by one: the first warms the engines up for all
+            front = gateway(config, environment=None if fronts else environment)
+            fronts.append(await stack.enter_async_context(front))
             for i in range(len(engines)):
-                await becomes(one, f"b{i}", "ready")
+                await becomes(fronts[-1], f"b{i}", "ready")
         yield Stage(store, engines, fronts)
 
 
@@ -216,6 +230,67 @@ async def test_requests_survive_a_redis_that_hangs() -> None:
         replies = await asyncio.gather(*(scene.ask(i, f"again {i}", max_tokens=8) for i in range(12)))
         assert {reply.head.status for reply in replies} == {200}
         await scene.settled()
+
+
+async def test_who_comes_back_waits_for_the_others() -> None:
+    """SIGSTOP of Redis for longer than a lease: each gateway gives its share of four slots, which run on when
+    Redis goes on. Who is first to be back knows nothing of the other's, and takes none of them for free."""
+    async with stage(4) as scene:
+        (one,) = scene.engines
+        for number in range(2):  # so that both have heard of each other
+            await scene.ask(number, "hello")
+        scene.server.process.signal(signal.SIGSTOP)
+        try:
+            for number in range(2):
+                await scene.sharing(number, "degraded")
+            await one.reset()
+            asked = [asyncio.create_task(scene.ask(i, f"request {i}", max_tokens=600)) for i in range(8)]
+            await one.busy(4)
+            await asyncio.sleep(LEASE_SECONDS)
+        finally:
+            scene.server.process.signal(signal.SIGCONT)
+        assert {reply.head.status for reply in await asyncio.gather(*asked)} == {200}
+        await scene.never_too_many()
+        await scene.settled()
+
+
+async def test_a_key_has_its_limit_in_all_gateways_together() -> None:
+    """However many come at once to both: no more than three are let in, the rest is told to come again.
+    While Redis is away each gateway lets in its share, which makes one more; with it, three again."""
+    secret = [("Authorization", "Bearer sg-alice")]
+    keys = [{"name": "alice", "sha256": hashlib.sha256(b"sg-alice").hexdigest(), "concurrency_max": 3}]
+    async with stage(8, keys=keys) as scene:
+        (one,) = scene.engines
+        await one.script(times=None, match="long", token_seconds=30.0)
+
+        async def let_in(most: int) -> int:
+            """Of 20 at once, those that are not turned away; they leave when they all run."""
+            async with asyncio.TaskGroup() as group:
+                asking = [
+                    group.create_task(ask(scene.gateways[i % 2], chat(f"long {i}"), secret))
+                    for i in range(20)
+                ]
+                await until(lambda: sum(task.done() for task in asking) >= 20 - most, "the rest turned away")
+                running = [task for task in asking if not task.done()]
+                await one.busy(len(running))
+                assert {task.result().head.status for task in asking if task.done()} == {429}
+                for task in running:
+                    task.cancel()
+            await one.idle()
+            return len(running)
+
+        assert await let_in(3) == 3
+        await scene.settled()
+        await scene.server.process.kill()
+        for number in range(2):
+            await scene.sharing(number, "degraded")
+        assert await let_in(4) == 4
+        await scene.server.restart(empty=True)
+        for number in range(2):
+            await scene.sharing(number, "shared")
+        await until(scene.thawed, "slots that are given")
+        assert await let_in(3) == 3
+        assert (await one.state())["max_concurrent"] == 4
 
 
 async def test_a_paused_gateway_keeps_what_runs() -> None:
