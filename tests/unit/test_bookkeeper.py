@@ -67,6 +67,19 @@ async def test_it_writes_while_it_runs(tmp_path: Path) -> None:
     await books.close()
 
 
+async def test_many_are_written_before_their_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under load a quarter of a second is a megabyte of rows."""
+    monkeypatch.setattr(module, "PAUSE_SECONDS", 3600.0)
+    path = tmp_path / "j.db"
+    books = kept(path)
+    books.start()
+    names = [str(n) for n in range(module.BATCH_ROWS)]
+    for name in names:
+        books.observe(a_record(name))
+    await written(path, *names)
+    await books.close()
+
+
 async def test_without_a_journal_nothing_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

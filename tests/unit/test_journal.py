@@ -265,3 +265,16 @@ def test_the_file_says_what_it_is(journal: Journal, path: Path) -> None:
         assert other.execute("PRAGMA journal_mode").fetchone() == ("wal",)
         columns = [name for _, name, *_ in other.execute("PRAGMA table_info(requests)")]
     assert columns == list(Row._fields)
+
+
+@pytest.mark.parametrize("count", [1, 2, 63, 64, 65, 127, 200])
+def test_any_number_of_rows_is_written_whole(tmp_path: Path, count: int) -> None:
+    """Many by one step, the rest by smaller ones; what is not known stays so."""
+    path = tmp_path / "j.db"
+    some = [
+        a_row(str(n), arrived=NOW + n, error="late" if n % 3 else None, ttft_seconds=None if n % 2 else 0.5)
+        for n in range(count)
+    ]
+    with closing(Journal(str(path), 30, BYTES_MAX)) as journal:
+        journal.append(some, NOW)
+    assert list(rows(path)) == some
