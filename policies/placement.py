@@ -26,7 +26,7 @@ from policies.waiting import Hold, Quote, Waiting
 INTERACTIVE_SEEN_SECONDS = 60.0  # the reserve is kept this long after an interactive call
 HOLD_SHARE = 0.9  # of what it would cost to start now: less must be promised by waiting, as promises may fail
 HOLDS_MAX = 4  # at one event: whoever held before them still does, since each look costs as much as a start
-NEW_HOLDS_MAX = 6  # the same where those that begin to hold count too
+NEW_HOLDS_MAX = 5  # the same where those that begin to hold count too
 PEOPLE_HOLDS_MAX = 24  # the same of interactive calls, which wait for nobody's turn if it can be helped
 GATES_MAX = 64  # calls that the gate keeps, at one event: those behind them do not pass all of them
 WAIT_SECONDS_MIN = 0.1  # of a call that cannot start now

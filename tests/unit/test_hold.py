@@ -129,7 +129,7 @@ def test_of_many_that_hold_a_few_are_looked_at() -> None:
         admission.submit(a_stranger(number), 80.0)
     assert granted(admission.finish("turn-2", 80.5)) == {}
     admission.tick(80.75)
-    assert sorted(waiting.held(85.0) for waiting in admission.queue) == [0.0] + [4.25] * 2 + [4.5] * 6
+    assert sorted(waiting.held(85.0) for waiting in admission.queue) == [0.0] * 3 + [4.25] + [4.5] * 5
     assert len(granted(admission.tick(80.5 + 60.0))) == 1
 
 
