@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from gateway import errors
@@ -26,7 +27,7 @@ from gateway.advisor import PLAY_SECONDS_MAX
 from gateway.auth import AdminGuard
 from gateway.options import BackendSettings
 from gateway.reload import Read, Reloaded, with_what_stands
-from gateway.settings import ConfigError, Settings
+from gateway.settings import ConfigError, Fault, Settings
 from gateway.usage import Account, By
 from gateway.workers import wire
 from gateway.workers.merging import (
@@ -99,21 +100,29 @@ class Crew:
         """The same of a thing that is done only when all have done it. Raises Silent."""
         before = self._supervisor.serving
         heard = await self._heard(call, *arguments, seconds=seconds)
-        for worker in before:
-            if worker not in heard and not await self._gone(worker):
-                raise Silent(worker.number)
+        for worker in await self._hanging(before, heard):
+            raise Silent(worker.number)
         answers = [one for one in heard.values() if not isinstance(one, errors.GatewayError)]
         if not answers:
             raise next(iter(heard.values()))
         return answers
 
-    async def _gone(self, worker: Worker) -> bool:
+    async def _hanging(self, asked: Iterable[Worker], heard: Collection[Worker]) -> list[Worker]:
+        """Those that did not answer although they live."""
+        silent = [one for one in asked if one not in heard]
+        ends = [asyncio.create_task(one.process.wait()) for one in silent]
+        if ends:
+            await asyncio.wait(ends, timeout=GONE_SECONDS)
+        for end in ends:
+            end.cancel()
+        return [one for one in silent if one.process.returncode is None]
+
+    async def _told(self, worker: Worker, call: str, *arguments: object) -> Any:
+        """What one of them answers. Raises Silent."""
         try:
-            async with asyncio.timeout(GONE_SECONDS):
-                await worker.process.wait()
-        except TimeoutError:
-            return False
-        return True
+            return await self._ask(worker, call, *arguments, seconds=READ_SECONDS)
+        except wire.Unanswered:
+            raise Silent(worker.number) from None
 
     async def _any(self, call: str, *arguments: object, seconds: float) -> Any:
         """What the first one answers who does."""
@@ -174,11 +183,17 @@ class Crew:
 
     async def add(self, settings: BackendSettings) -> BackendView:
         async with self._changing:
-            view: BackendView = await self._any("add", settings, seconds=ASK_SECONDS)
+            before = self._supervisor.serving
+            heard = await self._heard("add", settings)
+            refusals = [one for one in heard.values() if isinstance(one, errors.GatewayError)]
+            refusals += [Silent(one.number) for one in await self._hanging(before, heard)]
+            if refusals:  # nowhere, rather than here and there
+                for worker, one in heard.items():
+                    if not isinstance(one, errors.GatewayError):
+                        await self._told(worker, "remove", settings.name)
+                raise refusals[0]
             self._supervisor.added[settings.name] = settings
-            for worker in self._supervisor.serving[1:]:
-                await self._ask(worker, "add", settings)
-        return view
+        return backend_of(list(heard.values()))
 
     async def remove(self, name: str) -> DrainView:
         async with self._changing:
@@ -232,12 +247,12 @@ class Crew:
 
     async def follow(self) -> Reloaded:
         """Read it once, and let all workers go by it: the first one tells what is wrong with it. Raises
-        ConfigError; then everything is as it was."""
+        ConfigError, and everything is as it was; Silent, if all but a worker that hangs go by it."""
         supervisor = self._supervisor
         async with self._changing:
             try:
                 settings = await asyncio.to_thread(self._read)
-                done = await self._handed_down(settings)
+                done, hanging = await self._handed_down(settings)
             except ConfigError as error:
                 for fault in error.faults:
                     log.warning("the configuration is refused, the one before stays: %s", fault)
@@ -247,19 +262,23 @@ class Crew:
             configured = {backend.name for backend in settings.backends}
             supervisor.added = {name: one for name, one in supervisor.added.items() if name not in configured}
             self._guard.follow(settings.server.admin_token.get_secret_value())
+        for worker in hanging:
+            raise Silent(worker.number)
         return done
 
-    async def _handed_down(self, settings: Settings) -> Reloaded:
+    async def _handed_down(self, settings: Settings) -> tuple[Reloaded, list[Worker]]:
+        """What has changed, and who could not be told."""
         serving = self._supervisor.serving
         if not serving:
             raise errors.NoBackendReady
         first, *others = serving
-        done: Reloaded | tuple[Any, ...] = await self._ask(first, "follow", settings, seconds=READ_SECONDS)
+        done: Reloaded | tuple[Fault, ...] = await self._told(first, "follow", settings)
         if not isinstance(done, Reloaded):
             raise ConfigError(done)
-        for worker in others:
-            await self._ask(worker, "follow", settings, seconds=READ_SECONDS)
-        return done
+        asked = [self._ask(worker, "follow", settings) for worker in others]
+        told = zip(others, await asyncio.gather(*asked, return_exceptions=True), strict=True)
+        heard = {worker for worker, one in told if not isinstance(one, wire.Unanswered)}
+        return done, await self._hanging(others, heard)
 
     async def _caught_up(self, worker: Worker) -> None:
         """Tell it what has changed since it was started."""

@@ -7,7 +7,7 @@ is told, it lets all of them do.
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import logging
 import signal
 import socket
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from gateway import systemd
+from gateway import errors, systemd
 from gateway.admin.door import BODIES_BYTES_MAX, BODY_BYTES_MAX
 from gateway.admin.routes import admin_app
 from gateway.auth import AdminGuard
@@ -26,6 +26,8 @@ from gateway.settings import ConfigError, Settings
 from gateway.workers import wire
 from gateway.workers.crew import Crew
 from gateway.workers.supervisor import Supervisor
+
+log = logging.getLogger("slotgate.workers")
 
 
 async def serve(
@@ -80,8 +82,12 @@ def _by_signals(supervisor: Supervisor, crew: Crew) -> None:
     reloads: set[asyncio.Task[None]] = set()
 
     async def follow() -> None:
-        with contextlib.suppress(ConfigError):  # which is in the log
+        try:
             await crew.follow()
+        except ConfigError:  # which is in the log
+            return
+        except errors.GatewayError as error:
+            log.warning("%s", error.message)
 
     def hung_up() -> None:
         if not supervisor.stopping.is_set():
