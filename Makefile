@@ -41,7 +41,7 @@ fuzz: $(VENV)/test
 	@FUZZ_TIMES=$(FUZZ_TIMES) $(BIN)/python -m pytest -q $(FUZZERS) $(ARGS)
 
 simulate-long: $(VENV)/test
-	@$(BIN)/python -m pytest -q tests/simulation $(ARGS)
+	@$(BIN)/python -m pytest -q tests/simulation tests/ledger/test_simulation.py $(ARGS)
 
 soak: $(VENV)/test
 	@$(BIN)/python -m tests.soak $(ARGS)
