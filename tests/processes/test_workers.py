@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Sequence
@@ -57,6 +58,16 @@ class Stage:
             assert state["over_slots"] == 0, state
 
 
+async def ready(front: Gateway, name: str) -> None:
+    """Wait until a backend is ready, to both workers."""
+
+    async def so() -> bool:
+        view = await backend(front, name)
+        return (view["state"], view["reason"]) == ("ready", "")
+
+    await until(so, f"{name} ready")
+
+
 @asynccontextmanager
 async def stage(*slots: int, **tables: Any) -> AsyncIterator[Stage]:
     """It, with every backend ready."""
@@ -73,7 +84,7 @@ async def stage(*slots: int, **tables: Any) -> AsyncIterator[Stage]:
         front = await stack.enter_async_context(gateway(config, *WORKERS))
         await until(lambda: len(workers(front)) == 2, "two workers")
         for number in range(len(engines)):
-            await becomes(front, f"b{number}", "ready")
+            await ready(front, f"b{number}")
         yield Stage(server, engines, front, config)
 
 
@@ -155,7 +166,7 @@ async def test_two_workers_are_one_gateway() -> None:
         await asyncio.gather(*(ask(front, chat(f"again {i}", max_tokens=2)) for i in range(12)))
         assert (await scene.engines[0].state())["received"] == before
         await front.operator.post("/admin/backends/b0/resume")
-        await becomes(front, "b0", "ready")
+        await ready(front, "b0")
         await scene.settled()
         await settled(front, "b0", "b1")
 
@@ -224,10 +235,9 @@ async def test_a_killed_worker_costs_its_own_streams() -> None:
             served[worker_of(id_of(await client.head()))].append(client)
             return len(served) == 2
 
-        await until(spread, "streams of both workers", 8.0)
-        await both(front, "short")
-        counted_before = await metric(front, COUNTED)
-        assert counted_before > 0
+        assert (await ask(front, chat("short", max_tokens=1))).head.status == 200
+        await until(spread, "streams of both workers", 6.0)
+        await counted(front, COUNTED, 1)
 
         before = workers(front)
         os.kill(before[0], signal.SIGKILL)
@@ -237,7 +247,7 @@ async def test_a_killed_worker_costs_its_own_streams() -> None:
         ways = sorted(sorted(set(ways)) for ways in ended.values())
         assert ways in ([["clean"], ["cut"]], [["clean"], ["reset"]], [["clean"], ["cut", "reset"]])
         assert {reply.head.status for reply in await asyncio.gather(*waiting)} == {200}
-        assert await metric(front, COUNTED) >= counted_before
+        assert await metric(front, COUNTED) >= 1
 
         await until(lambda: len(set(workers(front)) - {before[0]}) == 2, "another worker")
         assert before[1] in workers(front)
@@ -304,7 +314,7 @@ async def test_a_worker_that_hangs_and_a_parent_that_dies() -> None:
             assert (await backend(front, "b0"))["state"] == "ready"
             told = await front.operator.post("/admin/backends/b0/drain")
             assert told.status_code == 500
-            assert "Worker 1 does not answer" in told.json()["error"]["message"]
+            assert re.match("Worker [12] does not answer", told.json()["error"]["message"])
         finally:
             os.kill(pids[0], signal.SIGCONT)
         drained = await front.operator.post("/admin/backends/b0/drain", json={"wait_seconds": 20})
