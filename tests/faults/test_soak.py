@@ -8,7 +8,7 @@ import pytest
 
 from tests.soak import MINUTES_MIN, Sample, defects, judged
 
-BEFORE = Sample(0.0, 150_000_000, 20, 10, 1_000_000)
+BEFORE = Sample(0.0, 150_000_000, 20, 10, 120_000_000)
 
 
 def test_a_traceback_is_found_whole() -> None:
@@ -24,17 +24,23 @@ def test_a_traceback_is_found_whole() -> None:
 
 
 @pytest.mark.parametrize(
-    ("growth", "left", "faults"),
+    ("growth", "used", "left", "faults"),
     [
-        (100_000, 0, []),
-        (300_000, 0, ["memory grows"]),
-        (0, 1, ["descriptors are left over", "tasks are left over"]),
+        (500_000, 100_000, 0, []),
+        (1_500_000, 0, 0, ["memory grows"]),
+        (0, 300_000, 0, ["memory grows"]),
+        (0, 0, 1, ["descriptors are left over", "tasks are left over"]),
     ],
 )
-def test_what_grows_is_a_fault(growth: int, left: int, faults: list[str]) -> None:
-    """`growth`: bytes per minute; whatever happened before it was warm."""
+def test_what_grows_is_a_fault(growth: int, used: int, left: int, faults: list[str]) -> None:
+    """`growth`, `used`: bytes per minute; whatever happened before it was warm."""
     samples = [
-        replace(BEFORE, minutes=float(n), memory_bytes=(200_000_000 if n < 10 else 300_000_000) + growth * n)
+        replace(
+            BEFORE,
+            minutes=float(n),
+            memory_bytes=(200_000_000 if n < 10 else 300_000_000) + growth * n,
+            used_bytes=BEFORE.used_bytes + used * n,
+        )
         for n in range(int(MINUTES_MIN) + 5)
     ]
     after = replace(BEFORE, descriptors=BEFORE.descriptors + left, tasks=BEFORE.tasks + left)

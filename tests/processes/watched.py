@@ -1,13 +1,15 @@
 """The gateway as it is, watched from inside: `python -m tests.processes.watched serve ...`.
 
-Writes JSON lines to the file that `WATCHED` names: each second how many tasks there are, and each turn of the
-event loop that took long, with what it was at. What counts is the processor time of the loop's thread: on a
-machine that does other things too, the time on the clock says nothing of the gateway.
+Writes JSON lines to the file that `WATCHED` names: each second how many tasks there are and how much memory
+is in use, and each turn of the event loop that took long, with what it was at. What counts is the processor
+time of the loop's thread: on a machine that does other things too, the time on the clock says nothing of
+the gateway.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import faulthandler
 import json
 import os
@@ -28,6 +30,24 @@ STALL_SECONDS = 0.05
 LOOK_SECONDS = 0.01
 CALLS = 6  # of a stack that are told
 
+BLOCK_BYTES = 64  # of Python's own small blocks, about
+
+
+class Heap(ctypes.Structure):
+    """What glibc's malloc tells of itself, in bytes."""
+
+    _fields_ = (
+        *((f"_{number}", ctypes.c_size_t) for number in range(4)),
+        ("mapped", ctypes.c_size_t),  # in pieces of their own
+        *((f"_{number}", ctypes.c_size_t) for number in range(4, 6)),
+        ("used", ctypes.c_size_t),  # of the others
+        *((f"_{number}", ctypes.c_size_t) for number in range(6, 8)),
+    )
+
+
+_heap = getattr(ctypes.CDLL(None), "mallinfo2", None)
+if _heap is not None:
+    _heap.restype = Heap
 _call = re.compile(r'File "(?:.*/)?(.*)", line (\d+) in (.*)')
 
 
@@ -56,7 +76,7 @@ class Watcher:
             self._tell(stall=round(worked - self._worked, 3), at=self._seen)
         if now - self._told >= 1.0:
             self._told = now
-            self._tell(tasks=len(asyncio.all_tasks()), blocks=sys.getallocatedblocks())
+            self._tell(tasks=len(asyncio.all_tasks()), used=used_bytes())
         self._beat_at, self._worked, self._seen = time.monotonic(), time.thread_time(), []
         if not self._over:
             self._loop.call_later(BEAT_SECONDS, self._beat)
@@ -77,6 +97,12 @@ class Watcher:
 
     def _tell(self, **what: Any) -> None:
         self._out.write(json.dumps(what) + "\n")
+
+
+def used_bytes() -> int:
+    """Memory that is in use, about, without what is free between it: a process keeps that."""
+    heap = Heap() if _heap is None else _heap()
+    return int(heap.used + heap.mapped) + BLOCK_BYTES * sys.getallocatedblocks()
 
 
 def calls(dump: str, thread: int) -> list[str]:
