@@ -526,6 +526,7 @@ def all_errors() -> list[errors.GatewayError]:
         errors.InvalidApiKey(),
         errors.Forbidden("This API key may not use this model."),
         errors.NotFound(),
+        errors.MethodNotAllowed("/v1/models", "GET"),
         errors.ModelNotFound("x", ()),
         errors.ModelNotFound("x", ("a", "b")),
         errors.RequestTimeout(60),
