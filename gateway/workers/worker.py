@@ -10,12 +10,14 @@ import asyncio
 import logging
 import os
 import pickle
+import shutil
 import signal
 import socket
 import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from gateway import errors, logs
@@ -137,7 +139,7 @@ def main() -> None:
 
 
 async def _work(charge: Charge) -> None:
-    work = Work(charge)
+    work, parent = Work(charge), os.getppid()
     server = await wire.listen(charge.path, work.calls())
     try:
         await serve(
@@ -150,6 +152,8 @@ async def _work(charge: Charge) -> None:
         )
     finally:
         server.close()
+        if os.getppid() != parent:  # it is gone, and can no longer tidy up
+            shutil.rmtree(Path(charge.path).parent, ignore_errors=True)
 
 
 def by_input(steering: Steering) -> None:
