@@ -145,7 +145,7 @@ class MethodNotAllowed(ClientError):
     code = "method_not_allowed"
 
     def __init__(self, path: str, allowed: str) -> None:
-        super().__init__(f"{path} is asked by {allowed}.")
+        super().__init__(f"The method for {path} is {allowed}.")
         self.allowed = allowed
 
     def headers(self) -> Headers:
