@@ -52,6 +52,16 @@ class GatewayError(Exception):
         error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
         return json.dumps({"error": error | self.details()}).encode()
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickled with its words and data: made anew from its message it would be worded twice."""
+        return _unpickled, (type(self), self.args, self.__dict__)
+
+
+def _unpickled(kind: type[GatewayError], args: tuple[object, ...], data: dict[str, object]) -> GatewayError:
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(data)
+    return error
+
 
 def unnamed() -> tuple[bytes, bytes]:
     """The id of a request that failed before the handler gave it one, as a header field."""
@@ -264,6 +274,26 @@ class ShuttingDown(Refused):
 
     def __init__(self, retry_after_seconds: float | None = 5.0) -> None:
         super().__init__("The gateway is shutting down: retry later.", retry_after_seconds)
+
+
+class WorkersSilent(Refused):
+    """The processes of the gateway do not answer each other, so nothing can be said of the whole."""
+
+    status = 503
+    code = "workers_silent"
+    type = "server_error"
+
+    def __init__(self) -> None:
+        super().__init__("The processes of the gateway do not answer: retry later.", 5.0)
+
+
+class WorkerSilent(GatewayError):
+    """A worker lives, and does not answer: nothing can be promised for it."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(
+            f"Worker {number} does not answer, so this is not done everywhere; end it and ask again."
+        )
 
 
 class BackendFailed(GatewayError):

@@ -49,15 +49,6 @@ READ_SECONDS = 30.0  # of a journal with millions of requests
 GONE_SECONDS = 1.0  # after which a worker that does not answer must be known to have ended
 
 
-class Silent(errors.GatewayError):
-    """A worker lives, and does not answer: nothing can be promised for it."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(
-            f"Worker {number} does not answer, so this is not done everywhere; end it and ask again."
-        )
-
-
 class Crew:
     """The `Operations` of all workers. `read` reads the configuration again; `guard` goes by its token."""
 
@@ -76,7 +67,8 @@ class Crew:
         return await wire.ask(worker.charge.path, call, *arguments, seconds=seconds)
 
     async def _heard(self, call: str, *arguments: object, seconds: float = ASK_SECONDS) -> dict[Worker, Any]:
-        """What each answers who does; an error it may be, too."""
+        """The answer of each worker that answers: a value, or the GatewayError of the call. Raises
+        WorkersSilent if none does."""
         workers = self._supervisor.serving
         asked = (self._ask(worker, call, *arguments, seconds=seconds) for worker in workers)
         told = zip(workers, await asyncio.gather(*asked, return_exceptions=True), strict=True)
@@ -85,27 +77,20 @@ class Crew:
             if isinstance(one, BaseException) and not isinstance(one, errors.GatewayError):
                 raise one
         if not heard:
-            raise errors.NoBackendReady
+            raise errors.WorkersSilent
         return heard
 
     async def _all(self, call: str, *arguments: object, seconds: float = ASK_SECONDS) -> list[Any]:
         """What they answer; raises the error of one if all have some."""
-        heard = list((await self._heard(call, *arguments, seconds=seconds)).values())
-        answers = [one for one in heard if not isinstance(one, errors.GatewayError)]
-        if not answers:
-            raise heard[0]
-        return answers
+        return _answers(await self._heard(call, *arguments, seconds=seconds))
 
     async def _everywhere(self, call: str, *arguments: object, seconds: float = ASK_SECONDS) -> list[Any]:
-        """The same of a thing that is done only when all have done it. Raises Silent."""
+        """The same of a thing that is done only when all have done it. Raises WorkerSilent."""
         before = self._supervisor.serving
         heard = await self._heard(call, *arguments, seconds=seconds)
         for worker in await self._hanging(before, heard):
-            raise Silent(worker.number)
-        answers = [one for one in heard.values() if not isinstance(one, errors.GatewayError)]
-        if not answers:
-            raise next(iter(heard.values()))
-        return answers
+            raise errors.WorkerSilent(worker.number)
+        return _answers(heard)
 
     async def _hanging(self, asked: Iterable[Worker], heard: Collection[Worker]) -> list[Worker]:
         """Those that did not answer although they live."""
@@ -118,11 +103,11 @@ class Crew:
         return [one for one in silent if one.process.returncode is None]
 
     async def _told(self, worker: Worker, call: str, *arguments: object) -> Any:
-        """What one of them answers. Raises Silent."""
+        """What one of them answers. Raises WorkerSilent."""
         try:
             return await self._ask(worker, call, *arguments, seconds=READ_SECONDS)
         except wire.Unanswered:
-            raise Silent(worker.number) from None
+            raise errors.WorkerSilent(worker.number) from None
 
     async def _any(self, call: str, *arguments: object, seconds: float) -> Any:
         """What the first one answers who does."""
@@ -131,7 +116,7 @@ class Crew:
                 return await self._ask(worker, call, *arguments, seconds=seconds)
             except wire.Unanswered as fault:
                 log.warning("worker %d does not answer: %s", worker.number, fault)
-        raise errors.NoBackendReady
+        raise errors.WorkersSilent
 
     # -- for clients --------------------------------------------------------------------------------
 
@@ -186,7 +171,7 @@ class Crew:
             before = self._supervisor.serving
             heard = await self._heard("add", settings)
             refusals = [one for one in heard.values() if isinstance(one, errors.GatewayError)]
-            refusals += [Silent(one.number) for one in await self._hanging(before, heard)]
+            refusals += [errors.WorkerSilent(one.number) for one in await self._hanging(before, heard)]
             if refusals:  # nowhere, rather than here and there
                 for worker, one in heard.items():
                     if not isinstance(one, errors.GatewayError):
@@ -238,16 +223,19 @@ class Crew:
         return ReloadView(changed=list(done.changed), standing=list(done.standing))
 
     async def shutdown(self) -> ShutdownView:
-        in_flight = sum(await self._all("in_flight"))
         if not self._supervisor.stopping.is_set():
             self._supervisor.stop()
+        try:
+            in_flight = sum(await self._all("in_flight"))
+        except errors.WorkersSilent:  # the idle ones have ended by now
+            in_flight = 0
         return ShutdownView(in_flight=in_flight)
 
     # -- the configuration ----------------------------------------------------------------------------
 
     async def follow(self) -> Reloaded:
         """Read it once, and let all workers go by it: the first one tells what is wrong with it. Raises
-        ConfigError, and everything is as it was; Silent, if all but a worker that hangs go by it."""
+        ConfigError, and everything is as it was; WorkerSilent, if all but a worker that hangs go by it."""
         supervisor = self._supervisor
         async with self._changing:
             try:
@@ -263,14 +251,14 @@ class Crew:
             supervisor.added = {name: one for name, one in supervisor.added.items() if name not in configured}
             self._guard.follow(settings.server.admin_token.get_secret_value())
         for worker in hanging:
-            raise Silent(worker.number)
+            raise errors.WorkerSilent(worker.number)
         return done
 
     async def _handed_down(self, settings: Settings) -> tuple[Reloaded, list[Worker]]:
         """What has changed, and who could not be told."""
         serving = self._supervisor.serving
         if not serving:
-            raise errors.NoBackendReady
+            raise errors.WorkersSilent
         first, *others = serving
         done: Reloaded | tuple[Fault, ...] = await self._told(first, "follow", settings)
         if not isinstance(done, Reloaded):
@@ -294,3 +282,11 @@ class Crew:
                     await self._ask(worker, "add", supervisor.added[name])
             except (wire.Unanswered, errors.GatewayError) as fault:
                 log.warning("worker %d cannot be told what has changed: %s", worker.number, fault)
+
+
+def _answers(heard: dict[Worker, Any]) -> list[Any]:
+    """The values among what was heard. Raises the first error if there is none."""
+    answers = [one for one in heard.values() if not isinstance(one, errors.GatewayError)]
+    if not answers:
+        raise next(iter(heard.values()))
+    return answers

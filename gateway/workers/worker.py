@@ -35,8 +35,22 @@ STOP, STOP_WITHOUT_PAUSE = b"s", b"i"
 LENGTH_BYTES = 8
 WHOLE_SECONDS = 10.0  # until the parent has asked all workers
 OPERATIONS = (
-    *("why_not_ready", "exposition", "figures", "steps", "backends", "backend", "add", "remove", "drain"),
-    *("resume", "queue", "requests", "end", "usage", "prefix", "advice"),
+    "why_not_ready",
+    "exposition",
+    "figures",
+    "steps",
+    "backends",
+    "backend",
+    "add",
+    "remove",
+    "drain",
+    "resume",
+    "queue",
+    "requests",
+    "end",
+    "usage",
+    "prefix",
+    "advice",
 )
 
 
@@ -83,7 +97,7 @@ class Parent:
         try:
             return await wire.ask(self._path, call, seconds=WHOLE_SECONDS)
         except wire.Unanswered:  # figures of this worker alone would look like a restart
-            raise errors.ShuttingDown from None
+            raise errors.WorkersSilent from None
 
 
 class Work:

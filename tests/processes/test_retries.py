@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import pickle
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -517,6 +518,14 @@ async def test_no_error_of_ours_is_misread() -> None:
         assert message.endswith((".", "later."))
 
 
+async def test_an_error_of_another_process_is_the_same_error() -> None:
+    """It is pickled on its way, with all of its data."""
+    for error in all_errors():
+        again = pickle.loads(pickle.dumps(error))
+        assert type(again) is type(error)
+        assert (again.args, again.body(), again.headers()) == (error.args, error.body(), error.headers())
+
+
 def all_errors() -> list[errors.GatewayError]:
     """One of each class; a new class that is missing here fails the test."""
     made: list[errors.GatewayError] = [
@@ -537,6 +546,8 @@ def all_errors() -> list[errors.GatewayError]:
         errors.WaitTooLong(1.0),
         errors.NoBackendReady(1.0),
         errors.ShuttingDown(),
+        errors.WorkersSilent(),
+        errors.WorkerSilent(2),
         errors.BackendFailed("cause", started=True),
         errors.BackendFailed("cause", started=False),
         errors.FirstTokenTimeout(900),
