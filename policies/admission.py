@@ -194,10 +194,10 @@ class Admission(Roster):
         if not groups and not late:
             return decisions
 
-        def passed(rank: Rank) -> bool:
-            return rank.group not in groups or self._placement.passed(rank)
+        def skipped(rank: Rank) -> bool:
+            return rank.group not in groups or self._placement.skips_all(rank)
 
-        ranked = self.queue.ranked(groups, overdue, now, passed)
+        ranked = self.queue.ranked(groups, overdue, now, skipped)
         self._placement.begin(crowded=len(self.queue) > 1)
         kept: set[str] = set()  # backends whose kv budget an overdue call waits for
         for waiting in ranked:
@@ -205,7 +205,7 @@ class Admission(Roster):
             if group not in groups and not (group in late and id in overdue):
                 continue
             self.queue.looked(waiting)
-            if self._placement.passes(waiting, now, overdue=id in overdue):
+            if self._placement.skips(waiting, now, overdue=id in overdue):
                 continue
             decision = self._place(waiting, now, kept, overdue=id in overdue)
             if decision is None:

@@ -121,13 +121,13 @@ class Placement:
         self._gated = {}
         self._views = {}
 
-    def passed(self, rank: Rank) -> bool:
-        """Whether none of them need be looked at any more: `passes` would say so of each."""
+    def skips_all(self, rank: Rank) -> bool:
+        """Whether none of them need be looked at any more: `skips` would say so of each."""
         person, over = rank.group[-1] is Priority.INTERACTIVE, rank.hold is Hold.OVER
         gated = self._gates >= GATES_MAX and not person and not over
         return gated or self._holds >= _holds_max(rank.group[-1], rank.hold)
 
-    def passes(self, waiting: Waiting, now: float, *, overdue: bool) -> bool:
+    def skips(self, waiting: Waiting, now: float, *, overdue: bool) -> bool:
         """Whether it need not be looked at now: it holds behind others, or the gate keeps it."""
         return self._holds_on(waiting, now) or self._gated_off(waiting, now, overdue=overdue)
 

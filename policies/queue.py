@@ -112,23 +112,23 @@ class Queue:
         groups: Collection[Group],
         overdue: Mapping[str, Group],
         now: float,
-        passed: Callable[[Rank], bool] = lambda rank: False,
+        skipped: Callable[[Rank], bool] = lambda rank: False,
     ) -> Iterator[Waiting]:
-        """The overdue calls, and all of these kinds, in the order in which they may claim a slot. `passed`:
+        """The overdue calls, and all of these kinds, in the order in which they may claim a slot. `skipped`:
         whether none of a rank need be looked at any more."""
         changed = self.fairness.compare()
         looked, self._looked = self._looked, []
         for waiting in (*(self._waiting[id] for id in changed), *looked, *self._over(now)):
             if self._waiting.get(waiting.call.id) is waiting:
                 self._settle(waiting, now)
-        return self._ranked(groups, overdue, now, passed)
+        return self._ranked(groups, overdue, now, skipped)
 
     def _ranked(
         self,
         groups: Collection[Group],
         overdue: Mapping[str, Group],
         now: float,
-        passed: Callable[[Rank], bool],
+        skipped: Callable[[Rank], bool],
     ) -> Iterator[Waiting]:
         late = [self._waiting[id] for id in overdue]
         yield from sorted(late, key=lambda waiting: (waiting.call.arrived, waiting.call.id))
@@ -141,7 +141,7 @@ class Queue:
                 for place, rank in self._groups.get(group, {}).items()
                 if place[0] == after
             ]
-            for waiting in best_first(ranks, now, passed):
+            for waiting in best_first(ranks, now, skipped):
                 if waiting.call.id not in overdue:
                     yield waiting
 

@@ -63,17 +63,17 @@ class Rank:
         return ((LENGTHS[number], lane[:]) for number, lane in self._lanes.items())
 
 
-def best_first(ranks: Iterable[Rank], now: float, passed: Callable[[Rank], bool]) -> Iterator[Waiting]:
-    """Their calls, the best first; the id decides between equals, so that runs repeat. `passed`: whether none
-    of a rank need be looked at any more."""
-    lanes = [(least, lane, rank) for rank in ranks if not passed(rank) for least, lane in rank.lanes()]
+def best_first(ranks: Iterable[Rank], now: float, skipped: Callable[[Rank], bool]) -> Iterator[Waiting]:
+    """Their calls, the best first; the id decides between equals, so that runs repeat. `skipped`: whether
+    none of a rank need be looked at any more."""
+    lanes = [(least, lane, rank) for rank in ranks if not skipped(rank) for least, lane in rank.lanes()]
     # Of each lane its next call, by what it and all behind it are at best; and calls that were compared.
     heap = [(_bound(lane, 0, now, least), 0, "", number, 0) for number, (least, lane, _) in enumerate(lanes)]
     heapq.heapify(heap)
     while heap:
         _, compared, _, number, at = heapq.heappop(heap)
         least, lane, rank = lanes[number]
-        if passed(rank):
+        if skipped(rank):
             continue
         arrived, id, waiting = lane[at]
         if compared:

@@ -39,7 +39,7 @@ class WholeQueue(Queue):
         groups: Collection[Group],
         overdue: Mapping[str, Group],
         now: float,
-        passed: Callable[[Rank], bool] = lambda rank: False,
+        skipped: Callable[[Rank], bool] = lambda rank: False,
     ) -> Iterator[Waiting]:
         self.fairness.compare()
         ahead = self.fairness.ahead
@@ -81,7 +81,7 @@ class WholeQueue(Queue):
 class WholeLook(Placement):
     """Prices and foresees everything."""
 
-    def passed(self, rank: Rank) -> bool:
+    def skips_all(self, rank: Rank) -> bool:
         return False
 
     def _quote(self, waiting: Waiting, backend: Backend) -> Quote:
@@ -303,8 +303,8 @@ def test_a_glance_decides_as_a_look_at_everything_would(seed: int) -> None:
 class Hasty(Placement):
     """Looks at nobody again who holds."""
 
-    def passed(self, rank: Rank) -> bool:
-        return rank.hold is not Hold.NONE or super().passed(rank)
+    def skips_all(self, rank: Rank) -> bool:
+        return rank.hold is not Hold.NONE or super().skips_all(rank)
 
 
 def test_would_find_a_planted_bug() -> None:

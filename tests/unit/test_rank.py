@@ -69,8 +69,8 @@ def test_compares_few_of_many() -> None:
 def test_leaves_out_those_that_need_no_look() -> None:
     """From the moment on at which that is so."""
     calls = [Waiting(a_call(f"{number}"), 0.0, held_since=None if number % 2 else 0.0) for number in range(8)]
-    passed = [False]
-    order = best_first(ranks(calls), 1.0, lambda rank: rank.hold is Hold.HOLDS and passed[0])
+    skipped = [False]
+    order = best_first(ranks(calls), 1.0, lambda rank: rank.hold is Hold.HOLDS and skipped[0])
     seen = [next(order).call.id for _ in range(3)]
-    passed[0] = True
+    skipped[0] = True
     assert [*seen, *(waiting.call.id for waiting in order)] == ["0", "1", "2", "3", "5", "7"]
