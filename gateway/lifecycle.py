@@ -17,7 +17,7 @@ import resource
 import signal
 import socket
 import sys
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from functools import partial
 from typing import Any, Literal
 
@@ -90,7 +90,7 @@ class Steering:
     def __init__(self, gateway: Gateway) -> None:
         self.stopped, self.hurried = asyncio.Event(), asyncio.Event()
         self._gateway = gateway
-        self._reloads: set[asyncio.Task[None]] = set()
+        self._reloads = Reloads(gateway.reload)
 
     def stop(self, *, pause: bool = True) -> None:
         """End in order, with or without the pause for balancers; said again: end what runs."""
@@ -103,20 +103,41 @@ class Steering:
     def reload(self) -> None:
         """Read the configuration again."""
         if not self.stopped.is_set():
-            self._reloads.add(task := asyncio.get_running_loop().create_task(self._reload()))
-            task.add_done_callback(self._reloads.discard)
+            self._reloads.begin()
 
-    async def _reload(self) -> None:
-        with contextlib.suppress(ConfigError):  # which is in the log
-            await self._gateway.reload()
+
+class Reloads:
+    """Readings of the configuration that nobody waits for; what is wrong with it is in the log."""
+
+    def __init__(self, reload: Callable[[], Awaitable[object]]) -> None:
+        self._reload = reload
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def begin(self) -> None:
+        """Read it now."""
+        self._tasks.add(task := asyncio.get_running_loop().create_task(self._one()))
+        task.add_done_callback(self._tasks.discard)
+
+    async def _one(self) -> None:
+        try:
+            await self._reload()
+        except ConfigError:  # logged already, fault by fault
+            return
+        except errors.GatewayError as error:
+            log.warning("%s", error.message)
+
+
+def on_signals(stop: Callable[..., None], reload: Callable[[], None]) -> None:
+    """Let signals say it. `stop` is called with `pause=False` for SIGINT."""
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, stop)
+    loop.add_signal_handler(signal.SIGINT, partial(stop, pause=False))
+    loop.add_signal_handler(signal.SIGHUP, reload)
 
 
 def by_signals(steering: Steering) -> None:
-    """Let signals say it."""
-    loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGTERM, steering.stop)
-    loop.add_signal_handler(signal.SIGINT, partial(steering.stop, pause=False))
-    loop.add_signal_handler(signal.SIGHUP, steering.reload)
+    """The usual way of steering."""
+    on_signals(steering.stop, steering.reload)
 
 
 def raise_descriptors() -> int:

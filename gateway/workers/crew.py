@@ -59,12 +59,12 @@ class Crew:
         self._guard = guard
         self._changing = asyncio.Lock()  # what new workers start with
         self._states: dict[str, State] = {}
-        supervisor.caught_up = self._caught_up
+        supervisor.catch_up = self._catch_up
 
     # -- asking -------------------------------------------------------------------------------------
 
     async def _ask(self, worker: Worker, call: str, *arguments: object, seconds: float = ASK_SECONDS) -> Any:
-        return await wire.ask(worker.charge.path, call, *arguments, seconds=seconds)
+        return await wire.ask(worker.assignment.socket_path, call, *arguments, seconds=seconds)
 
     async def _heard(self, call: str, *arguments: object, seconds: float = ASK_SECONDS) -> dict[Worker, Any]:
         """The answer of each worker that answers: a value, or the GatewayError of the call. Raises
@@ -268,14 +268,14 @@ class Crew:
         heard = {worker for worker, one in told if not isinstance(one, wire.Unanswered)}
         return done, await self._hanging(others, heard)
 
-    async def _caught_up(self, worker: Worker) -> None:
+    async def _catch_up(self, worker: Worker) -> None:
         """Tell it what has changed since it was started."""
         async with self._changing:
-            charge, supervisor = worker.charge, self._supervisor
+            assignment, supervisor = worker.assignment, self._supervisor
             try:
-                if charge.settings is not supervisor.settings:
+                if assignment.settings is not supervisor.settings:
                     await self._ask(worker, "follow", supervisor.settings, seconds=READ_SECONDS)
-                known = {settings.name: settings for settings in charge.added}
+                known = {settings.name: settings for settings in assignment.added}
                 for name in known.keys() - supervisor.added.keys():
                     await self._ask(worker, "remove", name)
                 for name in supervisor.added.keys() - known.keys():

@@ -7,27 +7,22 @@ is told, it lets all of them do.
 from __future__ import annotations
 
 import asyncio
-import logging
-import signal
 import socket
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from gateway import errors, systemd
+from gateway import systemd
 from gateway.admin.door import BODIES_BYTES_MAX, BODY_BYTES_MAX
 from gateway.admin.routes import admin_app
 from gateway.auth import AdminGuard
 from gateway.intake import Intake
-from gateway.lifecycle import CONNECTIONS_MAX, Listener, raise_descriptors
+from gateway.lifecycle import CONNECTIONS_MAX, Listener, Reloads, on_signals, raise_descriptors
 from gateway.reload import Read
-from gateway.settings import ConfigError, Settings
+from gateway.settings import Settings
 from gateway.workers import wire
 from gateway.workers.crew import Crew
 from gateway.workers.supervisor import Supervisor
-
-log = logging.getLogger("slotgate.workers")
 
 
 async def serve(
@@ -50,8 +45,9 @@ async def serve(
         intake = Intake(BODY_BYTES_MAX, BODIES_BYTES_MAX)
         app = admin_app(crew, crew.events, guard, intake)
         port = Listener(app, "off", {}, min(CONNECTIONS_MAX, raise_descriptors() // 8))
-        _by_signals(supervisor, crew)
-        whole = await wire.listen(supervisor.parent, crew.calls())
+        reloads = Reloads(crew.follow)
+        on_signals(supervisor.stop, lambda: None if supervisor.stopping.is_set() else reloads.begin())
+        whole = await wire.listen(supervisor.parent_path, crew.calls())
         serving = asyncio.create_task(port.serve(sockets=[operators]))
 
         def all_started() -> None:
@@ -75,25 +71,3 @@ async def _stopping(supervisor: Supervisor, port: Listener, clients: socket.sock
     systemd.tell("STOPPING=1")
     port.ending.now = True
     clients.close()  # the last worker that ends closes it for good
-
-
-def _by_signals(supervisor: Supervisor, crew: Crew) -> None:
-    loop = asyncio.get_running_loop()
-    reloads: set[asyncio.Task[None]] = set()
-
-    async def follow() -> None:
-        try:
-            await crew.follow()
-        except ConfigError:  # which is in the log
-            return
-        except errors.GatewayError as error:
-            log.warning("%s", error.message)
-
-    def hung_up() -> None:
-        if not supervisor.stopping.is_set():
-            reloads.add(task := loop.create_task(follow()))
-            task.add_done_callback(reloads.discard)
-
-    loop.add_signal_handler(signal.SIGTERM, supervisor.stop)
-    loop.add_signal_handler(signal.SIGINT, partial(supervisor.stop, pause=False))
-    loop.add_signal_handler(signal.SIGHUP, hung_up)

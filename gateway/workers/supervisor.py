@@ -16,7 +16,7 @@ from pathlib import Path
 from gateway.options import BackendSettings
 from gateway.settings import Settings
 from gateway.workers.exposition import Expositions
-from gateway.workers.worker import READY, STOP, STOP_WITHOUT_PAUSE, Charge
+from gateway.workers.worker import READY, STOP, STOP_WITHOUT_PAUSE, Assignment
 
 log = logging.getLogger("slotgate.workers")
 
@@ -35,7 +35,7 @@ class Worker:
 
     number: int  # its place, of which another one takes care when it has ended
     serial: int  # of all there ever were
-    charge: Charge
+    assignment: Assignment
     process: asyncio.subprocess.Process
     serves: bool = False
 
@@ -47,16 +47,18 @@ class Worker:
 
 
 class Supervisor:
-    """They share the clients' socket of this descriptor; their own are in `folder`, which only this user
-    may enter. `settings` and `added` are what a new one starts with; as both may change while it does,
-    `caught_up` is awaited before it counts as one that serves."""
+    """Starts the workers, and another one for each that has ended.
+
+    `clients_fd`: descriptor of the client port's socket, which they share. Their own sockets are in `folder`,
+    which only this user may enter. `settings` and `added` are what a new one starts with; as both may change
+    while it does, `catch_up` is awaited before it counts as one that serves."""
 
     def __init__(
         self,
         count: int,
         settings: Settings,
         where: str,
-        clients: int,
+        clients_fd: int,
         handed: bool,
         folder: Path,
         command: Sequence[str] = COMMAND,
@@ -64,12 +66,12 @@ class Supervisor:
         self.settings = settings
         self.added: dict[str, BackendSettings] = {}
         self.expositions = Expositions()
-        self.parent = str(folder / "parent")
-        self.caught_up: Callable[[Worker], Awaitable[None]] | None = None
+        self.parent_path = str(folder / "parent")
+        self.catch_up: Callable[[Worker], Awaitable[None]] | None = None
         self.stopping = asyncio.Event()
         self._count = count
         self._where = where
-        self._clients = clients
+        self._clients_fd = clients_fd
         self._handed = handed
         self._folder = folder
         self._command = command
@@ -138,8 +140,8 @@ class Supervisor:
             worker.tell(STOP if self._pause else STOP_WITHOUT_PAUSE)
         try:
             if await self._ready(worker):
-                if self.caught_up is not None:
-                    await self.caught_up(worker)
+                if self.catch_up is not None:
+                    await self.catch_up(worker)
                 self.expositions.begun(worker.serial)
                 worker.serves = True
                 if not tried.done():
@@ -158,26 +160,26 @@ class Supervisor:
 
     async def _begun(self, number: int) -> Worker:
         serial = next(self._serials)
-        charge = Charge(
+        assignment = Assignment(
             number=number,
             settings=self.settings,
             added=tuple(self.added.values()),
             where=self._where,
-            clients=self._clients,
+            clients_fd=self._clients_fd,
             handed=self._handed,
-            path=str(self._folder / str(serial)),
-            parent=self.parent,
+            socket_path=str(self._folder / str(serial)),
+            parent_path=self.parent_path,
         )
         process = await asyncio.create_subprocess_exec(
             *self._command,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
-            pass_fds=(self._clients,),
+            pass_fds=(self._clients_fd,),
             env={name: value for name, value in os.environ.items() if name != "NOTIFY_SOCKET"},
             start_new_session=True,  # a terminal speaks to the parent only
         )
-        worker = Worker(number, serial, charge, process)
-        worker.tell(charge.sent())
+        worker = Worker(number, serial, assignment, process)
+        worker.tell(assignment.sent())
         return worker
 
     async def _ready(self, worker: Worker) -> bool:

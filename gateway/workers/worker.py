@@ -55,17 +55,17 @@ OPERATIONS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Charge:
+class Assignment:
     """What a worker is started with."""
 
     number: int
     settings: Settings
     added: tuple[BackendSettings, ...]  # by operators, since the start
     where: str  # the settings were read, for people
-    clients: int  # descriptor of their listening socket
+    clients_fd: int  # of their listening socket
     handed: bool  # the socket outlives the gateway
-    path: str  # where it is asked
-    parent: str  # and whom it asks
+    socket_path: str  # where it is asked
+    parent_path: str  # where it asks
 
     def sent(self) -> bytes:
         """As it goes down the standard input."""
@@ -73,10 +73,10 @@ class Charge:
         return len(pickled).to_bytes(LENGTH_BYTES) + pickled
 
     @classmethod
-    def received(cls) -> Charge:
+    def received(cls) -> Assignment:
         """The one on the standard input, of which no byte more is read."""
-        charge: Charge = pickle.loads(_read(int.from_bytes(_read(LENGTH_BYTES))))
-        return charge
+        assignment: Assignment = pickle.loads(_read(int.from_bytes(_read(LENGTH_BYTES))))
+        return assignment
 
 
 class Parent:
@@ -103,11 +103,11 @@ class Parent:
 class Work:
     """What a worker does when it is asked to, beside the operations of its gateway."""
 
-    def __init__(self, charge: Charge) -> None:
-        self._settings = charge.settings  # as last handed down
-        self.gateway = create_app(charge.settings, read=lambda: self._settings, where=charge.where)
-        self.gateway.whole = Parent(charge.parent)
-        for settings in charge.added:
+    def __init__(self, assignment: Assignment) -> None:
+        self._settings = assignment.settings  # as last handed down
+        self.gateway = create_app(assignment.settings, read=lambda: self._settings, where=assignment.where)
+        self.gateway.whole = Parent(assignment.parent_path)
+        for settings in assignment.added:
             self._join(settings)
 
     def calls(self) -> dict[str, wire.Call]:
@@ -145,29 +145,29 @@ def main() -> None:
     """The process."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    charge = Charge.received()
+    assignment = Assignment.received()
     logs.setup("INFO")
     for handler in logging.getLogger().handlers:
-        handler.addFilter(partial(_numbered, charge.number))
-    run(_work(charge))
+        handler.addFilter(partial(_numbered, assignment.number))
+    run(_work(assignment))
 
 
-async def _work(charge: Charge) -> None:
-    work, parent = Work(charge), os.getppid()
-    server = await wire.listen(charge.path, work.calls())
+async def _work(assignment: Assignment) -> None:
+    work, parent = Work(assignment), os.getppid()
+    server = await wire.listen(assignment.socket_path, work.calls())
     try:
         await serve(
             work.gateway,
-            socket.socket(fileno=charge.clients),
+            socket.socket(fileno=assignment.clients_fd),
             None,
             lambda: _tell(READY),
-            handed=charge.handed,
+            handed=assignment.handed,
             steered=by_input,
         )
     finally:
         server.close()
         if os.getppid() != parent:  # it is gone, and can no longer tidy up
-            shutil.rmtree(Path(charge.path).parent, ignore_errors=True)
+            shutil.rmtree(Path(assignment.socket_path).parent, ignore_errors=True)
 
 
 def by_input(steering: Steering) -> None:
