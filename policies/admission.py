@@ -55,7 +55,7 @@ class Admission(Roster):
         waiting, alone = Waiting(call, now), not self.queue
         if alone:
             self._placement.begin()
-            if (decision := self._place(waiting, now, set())) is not None:
+            if (decision := self._try(waiting, now, set())) is not None:
                 return [decision]
         else:
             fitting = self._placement.fitting(call)
@@ -207,7 +207,7 @@ class Admission(Roster):
             self.queue.looked(waiting)
             if self._placement.skips(waiting, now, overdue=id in overdue):
                 continue
-            decision = self._place(waiting, now, kept, overdue=id in overdue)
+            decision = self._try(waiting, now, kept, overdue=id in overdue)
             if decision is None:
                 continue
             decisions.append(decision)
@@ -233,7 +233,7 @@ class Admission(Roster):
                 others.add(group)
         return groups, others
 
-    def _place(
+    def _try(
         self, waiting: Waiting, now: float, kept: set[str], *, overdue: bool = False
     ) -> Granted | Rejected | None:
         place = self._placement.find(waiting, now, kept, overdue=overdue)

@@ -132,14 +132,14 @@ class Queue:
     ) -> Iterator[Waiting]:
         late = [self._waiting[id] for id in overdue]
         yield from sorted(late, key=lambda waiting: (waiting.call.arrived, waiting.call.id))
-        places = {(group[-1], after) for group in groups for after, _ in self._groups.get(group, ())}
-        for priority, after in sorted(places):
+        levels = {(group[-1], after) for group in groups for after, _ in self._groups.get(group, ())}
+        for priority, after in sorted(levels):
             ranks = [
                 rank
                 for group in groups
                 if group[-1] is priority
-                for place, rank in self._groups.get(group, {}).items()
-                if place[0] == after
+                for key, rank in self._groups.get(group, {}).items()
+                if key[0] == after
             ]
             for waiting in best_first(ranks, now, skipped):
                 if waiting.call.id not in overdue:
@@ -158,32 +158,32 @@ class Queue:
 
     def _settle(self, waiting: Waiting, now: float) -> None:
         """Move it where it belongs by now."""
-        place = self._place(waiting, now)
-        if place != waiting.place or not self._groups[group_of(waiting.call)][place].right(waiting):
+        key = self._rank_key(waiting, now)
+        if key != waiting.rank_key or not self._groups[group_of(waiting.call)][key].right(waiting):
             self._exit(waiting)
             self._enter(waiting, now)
 
-    def _place(self, waiting: Waiting, now: float) -> tuple[int, Hold]:
+    def _rank_key(self, waiting: Waiting, now: float) -> tuple[int, Hold]:
         hold = waiting.holding(now, self._limits.hold_seconds_max)
         return order.after(waiting.call, self.fairness.ahead), hold
 
     def _enter(self, waiting: Waiting, now: float) -> None:
-        held = waiting.place[1]
-        waiting.place = place = self._place(waiting, now)
-        if place[1] is Hold.HOLDS and held is not Hold.HOLDS and waiting.held_since is not None:
+        held = waiting.rank_key[1]
+        waiting.rank_key = key = self._rank_key(waiting, now)
+        if key[1] is Hold.HOLDS and held is not Hold.HOLDS and waiting.held_since is not None:
             since = waiting.held_since - waiting.held_seconds
             heapq.heappush(self._holds, (since, next(self._numbers), waiting))
         group = group_of(waiting.call)
         ranks = self._groups.setdefault(group, {})
-        rank = ranks.get(place) or ranks.setdefault(place, Rank(group, place[1]))
+        rank = ranks.get(key) or ranks.setdefault(key, Rank(group, key[1]))
         rank.add(waiting)
 
     def _exit(self, waiting: Waiting) -> None:
         group = group_of(waiting.call)
         ranks = self._groups[group]
-        ranks[waiting.place].remove(waiting)
-        if not ranks[waiting.place]:
-            del ranks[waiting.place]
+        ranks[waiting.rank_key].remove(waiting)
+        if not ranks[waiting.rank_key]:
+            del ranks[waiting.rank_key]
         if not ranks:
             del self._groups[group]
 

@@ -45,7 +45,7 @@ class Waiting:
     service_seconds: float = SERVICE_SECONDS_MIN  # on the backend that would be done first
     starts_at: float | None = None  # as the last look at it foresaw
     # In the queue: how far it goes after others of its class by what its accounts had, see `order`.
-    place: tuple[int, Hold] = (0, Hold.NONE)
+    rank_key: tuple[int, Hold] = (0, Hold.NONE)
     held_seconds: float = 0.0  # for which it left slots free that it could have taken
     held_since: float | None = None  # it does so now
     quotes: dict[str, Quote] = field(default_factory=dict)  # by backend
