@@ -223,7 +223,7 @@ class Admission(Roster):
         return decisions
 
     def _with_room(self, now: float) -> tuple[set[Group], set[Group]]:
-        """The kinds of waiting calls for which some backend has a free slot; and those for whose overdue
+        """The groups of waiting calls for which some backend has a free slot; and those for whose overdue
         calls alone one has."""
         groups, others = set[Group](), set[Group]()
         for group, one in self.queue.groups().items():

@@ -2,7 +2,7 @@
 
 The calls are placed in the order in which they may start, each where it costs least with its wait; those
 after it count on that, as they do in life. Who will come meanwhile and go before them, nobody knows: that
-shows in the pace at which calls of their kind have started since some wait; none starts sooner than at that.
+shows in the pace at which calls of their group have started since some wait; none starts sooner than at that.
 """
 
 from __future__ import annotations

@@ -123,9 +123,9 @@ class Placement:
 
     def skips_all(self, rank: Rank) -> bool:
         """Whether none of them need be looked at any more: `skips` would say so of each."""
-        person, over = rank.group[-1] is Priority.INTERACTIVE, rank.hold is Hold.OVER
+        person, over = rank.group.priority is Priority.INTERACTIVE, rank.hold is Hold.OVER
         gated = self._gates >= GATES_MAX and not person and not over
-        return gated or self._holds >= _holds_max(rank.group[-1], rank.hold)
+        return gated or self._holds >= _holds_max(rank.group.priority, rank.hold)
 
     def skips(self, waiting: Waiting, now: float, *, overdue: bool) -> bool:
         """Whether it need not be looked at now: it holds behind others, or the gate keeps it."""

@@ -24,7 +24,7 @@ class Queue:
         self.fairness = Fairness()
         self.follow(limits)
         self._waiting: dict[str, Waiting] = {}
-        # By kind, then by how far they go after others of their class and whether they hold, since of a deep
+        # By group, then by how far they go after others of their class and whether they hold, since of a deep
         # queue only the first of these are looked at.
         self._groups: dict[Group, dict[tuple[int, Hold], Rank]] = {}
         self._looked: list[Waiting] = []  # since they were ranked
@@ -32,7 +32,7 @@ class Queue:
         self._numbers = itertools.count()  # since a call may come to hold twice at the same moment
         self._flows = Flows()
         self._releases = ReleaseRate()
-        self._paces: dict[Group, ReleaseRate] = {}  # at which calls of a kind start, while some wait
+        self._paces: dict[Group, ReleaseRate] = {}  # at which calls of a group start, while some wait
 
     def follow(self, limits: Limits) -> None:
         """Keep these bounds from now on."""
@@ -90,12 +90,12 @@ class Queue:
         self._releases.released(now, waiting=bool(self._waiting))
 
     def groups(self) -> dict[Group, Waiting]:
-        """The kinds of calls that wait, each with one of them."""
+        """The groups of calls that wait, each with one of them."""
         return {group: next(iter(ranks.values())).any() for group, ranks in self._groups.items()}
 
     def overdue(self, now: float) -> dict[str, Group]:
-        """Kinds of the calls, by id, that have waited so long that they go first: of each agent and class the
-        one that came first, if none of them was started meanwhile."""
+        """Groups of the calls, by id, that have waited so long that they go first: of each agent and class
+        the one that came first, if none of them was started meanwhile."""
         late: dict[str, Group] = {}
         for since, id in self._flows.late(now - order.OVERDUE_SECONDS):
             waiting = self._waiting[id]
@@ -114,7 +114,7 @@ class Queue:
         now: float,
         skipped: Callable[[Rank], bool] = lambda rank: False,
     ) -> Iterator[Waiting]:
-        """The overdue calls, and all of these kinds, in the order in which they may claim a slot. `skipped`:
+        """The overdue calls, and all of these groups, in the order in which they may claim a slot. `skipped`:
         whether none of a rank need be looked at any more."""
         changed = self.fairness.compare()
         looked, self._looked = self._looked, []
@@ -132,12 +132,12 @@ class Queue:
     ) -> Iterator[Waiting]:
         late = [self._waiting[id] for id in overdue]
         yield from sorted(late, key=lambda waiting: (waiting.call.arrived, waiting.call.id))
-        levels = {(group[-1], after) for group in groups for after, _ in self._groups.get(group, ())}
+        levels = {(group.priority, after) for group in groups for after, _ in self._groups.get(group, ())}
         for priority, after in sorted(levels):
             ranks = [
                 rank
                 for group in groups
-                if group[-1] is priority
+                if group.priority is priority
                 for key, rank in self._groups.get(group, {}).items()
                 if key[0] == after
             ]
@@ -194,8 +194,8 @@ class Queue:
     def lengths(self) -> Mapping[Priority, int]:
         """Waiting calls by class."""
         lengths: Counter[Priority] = Counter()
-        for (_, _, priority), ranks in self._groups.items():
-            lengths[priority] += sum(map(len, ranks.values()))
+        for group, ranks in self._groups.items():
+            lengths[group.priority] += sum(map(len, ranks.values()))
         return lengths
 
     def predicted_wait(self, position: int) -> float | None:
@@ -217,5 +217,5 @@ class Queue:
 
 
 def group_of(call: Call) -> Group:
-    """The kind of a call."""
-    return call.model, call.route, call.priority
+    """The group of a call."""
+    return Group(call.model, call.route, call.priority)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
 
 from policies.types import Priority
 from policies.waiting import SERVICE_SECONDS_MIN, Hold, Waiting
@@ -18,12 +19,19 @@ from policies.waiting import SERVICE_SECONDS_MIN, Hold, Waiting
 LENGTH_FACTOR = 1.1  # between the shortest and the longest call of a lane
 LENGTHS = tuple(SERVICE_SECONDS_MIN * LENGTH_FACTOR**power for power in range(128))  # the shortest of each
 
-Group = tuple[str, str, Priority]  # calls of one model, route and class find the same slots
 Lane = list[tuple[float, str, Waiting]]  # arrivals and ids, the first first
 
 
+class Group(NamedTuple):
+    """Calls of one model, route and class: they find the same slots."""
+
+    model: str
+    route: str
+    priority: Priority
+
+
 class Rank:
-    """Those of one kind and hold."""
+    """Those of one group and hold."""
 
     __slots__ = ("_lane_of", "_lanes", "group", "hold")
 

@@ -69,7 +69,7 @@ def test_people_start_on_the_slot_that_is_kept_for_them() -> None:
     assert agent > person + 3
 
 
-def test_who_is_passed_by_others_starts_at_the_pace_of_its_kind() -> None:
+def test_who_is_passed_by_others_starts_at_the_pace_of_its_group() -> None:
     """By what runs, a slot is free in seconds; but batch calls have started a minute apart."""
     admission = an_admission(a_backend(slots=1))
     admission.submit(a_call("runs", output_tokens_max=100), 0.0)

@@ -68,9 +68,9 @@ def test_knows_how_fast_it_moves_from_releases_under_a_backlog() -> None:
     assert (queue.predicted_wait(0), queue.predicted_wait(2)) == (10.0, 30.0)
 
 
-def test_knows_the_pace_of_each_kind_while_some_of_it_wait() -> None:
+def test_knows_the_pace_of_each_group_while_some_of_it_wait() -> None:
     """Those that start, not those that leave; a start that is late by now makes it slower; another class has
-    a pace of its own, and nothing is kept of a kind that waits no more."""
+    a pace of its own, and nothing is kept of a group that waits no more."""
     queue = a_queue(*(a_call(str(number)) for number in range(4)))
     queue.put(Waiting(a_call("x", priority=Priority.BATCH), 0.0), 0.0)
     group, other = group_of(a_call()), group_of(a_call(priority=Priority.BATCH))
