@@ -35,7 +35,7 @@ class Cost(NamedTuple):
         return own + self.harm_seconds + self.displaced_seconds
 
 
-class Standing(NamedTuple):
+class Occupancy(NamedTuple):
     """What a backend has to do already, as far as that is the same for all that may come."""
 
     others: int  # sequences beside one more, once it runs
@@ -43,7 +43,7 @@ class Standing(NamedTuple):
     risk_share: float  # of having to do it again
 
 
-def standing(backend: Backend) -> Standing:
+def occupancy(backend: Backend) -> Occupancy:
     """As of now."""
     service, failures, stopped = backend.service, backend.ejection.failures, 0.0
     others = min(len(backend.leases) + backend.foreign, backend.slots - 1)
@@ -51,14 +51,14 @@ def standing(backend: Backend) -> Standing:
         decoding = max(0, others - len(backend.prefilling))
         rate = service.starved_tokens_per_second * service.token_seconds(max(1, decoding))
         stopped = decoding * max(0.0, 1 - rate)
-    return Standing(others, stopped, min(1.0, failures / FAILURES_IN_A_ROW) if failures else 0.0)
+    return Occupancy(others, stopped, min(1.0, failures / FAILURES_IN_A_ROW) if failures else 0.0)
 
 
-def cost(call: Call, backend: Backend, returns: Returns = NOBODY, beside: Standing | None = None) -> Cost:
+def cost(call: Call, backend: Backend, returns: Returns = NOBODY, beside: Occupancy | None = None) -> Cost:
     """Prefill of what is not cached there, decode at the batch that results, harm and risk. `beside`: the
-    backend's standing, if it is known."""
+    backend's occupancy, if it is known."""
     service, cached, tokens = backend.service, cached_tokens(call, backend), call.prompt_tokens
-    others, stopped, risk_share = standing(backend) if beside is None else beside
+    others, stopped, risk_share = occupancy(backend) if beside is None else beside
     limit, usual = call.output_tokens_max, call.outputs.mean
     output = usual if limit is None else min(limit, usual)
     prefill = service.prefill_seconds(tokens, cached)

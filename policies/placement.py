@@ -14,7 +14,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from policies import filters, order
-from policies.cost import WEIGHTS, Cost, Standing, cost, seconds_behind, standing
+from policies.cost import WEIGHTS, Cost, Occupancy, cost, occupancy, seconds_behind
 from policies.forecast import Booking, Forecast
 from policies.rank import Rank
 from policies.returns import Returns
@@ -73,7 +73,7 @@ class Placement:
         self._backends = backends
         self._forecasts: dict[str, Forecast] = {}  # as of this event
         self.returns = Returns()
-        self._standings: dict[str, tuple[int, ServiceModel, Standing]] = {}  # by backend, as of when
+        self._occupancies: dict[str, tuple[int, ServiceModel, Occupancy]] = {}  # by backend, as of when
         self._views: dict[tuple[object, ...], View] = {}  # at this event
         self._crowded = False  # more than one call waits
         self._holds = 0  # calls that hold, at this event
@@ -353,19 +353,19 @@ class Placement:
         known = waiting.quotes.get(backend.name)
         if known is not None and known.changes == backend.changes and known.service is backend.service:
             return known
-        price = cost(waiting.call, backend, self.returns, self._standing(backend))
+        price = cost(waiting.call, backend, self.returns, self._occupancy(backend))
         own = price.prefill_seconds + price.decode_seconds
         floor = seconds_behind(waiting.call, backend, price, 0.0)
         quote = Quote(backend, backend.changes, backend.service, price, own, floor)
         waiting.quotes[backend.name] = quote
         return quote
 
-    def _standing(self, backend: Backend) -> Standing:
-        known = self._standings.get(backend.name)
+    def _occupancy(self, backend: Backend) -> Occupancy:
+        known = self._occupancies.get(backend.name)
         if known is not None and known[0] == backend.changes and known[1] is backend.service:
             return known[2]
-        beside = standing(backend)
-        self._standings[backend.name] = backend.changes, backend.service, beside
+        beside = occupancy(backend)
+        self._occupancies[backend.name] = backend.changes, backend.service, beside
         return beside
 
     def _forecast(self, backend: Backend, now: float) -> Forecast:
