@@ -75,8 +75,7 @@ class Admission(Roster):
         backend, placement = self.backends[name], self._placement
         placement.seen(call, now)
         price = cost(call, backend, placement.returns)
-        long = price.prefill_seconds > self.limits.prefill_gate_seconds
-        return [Granted(self._grant(call, Place(backend, price, long), now))]
+        return [Granted(self._grant(call, Place(backend, price, placement.long(price)), now))]
 
     def first_token(self, id: str, now: float) -> list[Decision]:
         """The engine produced something: its prefill is over and it works."""

@@ -36,6 +36,6 @@ def _takes_any(admission: Admission, backend: Backend, tokens_max: int, now: flo
         and not backend.long_prefills
         and not filters.gated(backend, limits)
         and (backend.kv_tokens is None or not backend.leases)
-        and backend.free > (limits.interactive_reserve_slots if backend.slots > 2 else 0)
+        and backend.free > filters.reserve_max(backend, limits)
         and (window is None or tokens_max * filters.ESTIMATE_HIGH < window)
     )

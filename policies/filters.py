@@ -76,14 +76,20 @@ def blocked(
     return None
 
 
+def reserve_max(backend: Backend, limits: Limits) -> int:
+    """Slots there that are for interactive calls alone, at most. With two slots a reserve would halve the
+    backend, so it starts above two."""
+    return limits.interactive_reserve_slots if backend.slots > 2 else 0
+
+
 def reserved_slots(call: Call, backend: Backend, limits: Limits, *, overdue: bool) -> int:
     """Slots there that are not for this call while interactive ones come.
 
-    With two slots a reserve would halve the backend, so it starts above two. Before an overdue call those
-    interactive ones that run count as having had it: or a flood of them would have every slot for ever.
+    Before an overdue call those interactive ones that run count as having had it: or a flood of them would
+    have every slot for ever.
     """
-    reserve = limits.interactive_reserve_slots
-    if not reserve or call.priority is Priority.INTERACTIVE or backend.slots <= 2:
+    reserve = reserve_max(backend, limits)
+    if not reserve or call.priority is Priority.INTERACTIVE:
         return 0
     if overdue:
         had = sum(lease.call.priority is Priority.INTERACTIVE for lease in backend.leases.values())

@@ -145,7 +145,7 @@ class Placement:
         if not gated or any(
             (overdue and b.kv_tokens is not None)
             or not b.serves(waiting.call)
-            or not self._long(self._quote(waiting, b).price)
+            or not self.long(self._quote(waiting, b).price)
             for b in gated
         ):
             return False
@@ -248,7 +248,7 @@ class Placement:
                 if backend.name in kept:
                     reason = Reason.KV_BUDGET
             quote = self._quote(waiting, backend)
-            long = self._long(quote.price)
+            long = self.long(quote.price)
             if reason is None and long and filters.gated(backend, self._limits):
                 reason = Reason.GATE
             if reason is not None:
@@ -295,7 +295,7 @@ class Placement:
         """What the call would cost on a backend that cannot take it now."""
         backend, price, forecast = quote.backend, quote.price, self._forecast(quote.backend, now)
         reserved = view.reserved[backend.name]
-        wait = max(WAIT_SECONDS_MIN, forecast.wait(reserved, long=self._long(price)))
+        wait = max(WAIT_SECONDS_MIN, forecast.wait(reserved, long=self.long(price)))
         seconds = quote.floor + WEIGHTS[call.priority] * max(wait, forecast.booked)
         return Offer(seconds, backend.last_grant, backend, price, wait, reserved)
 
@@ -324,9 +324,10 @@ class Placement:
         return filters.blocked(call, backend, self._limits, now, interactive_seen=seen, overdue=overdue)
 
     def _place(self, start: Offer, rival: Offer | None) -> Place:
-        return Place(start.backend, start.price, self._long(start.price), rival)
+        return Place(start.backend, start.price, self.long(start.price), rival)
 
-    def _long(self, price: Cost) -> bool:
+    def long(self, price: Cost) -> bool:
+        """Whether a prefill of this price counts for the prefill gate."""
         return price.prefill_seconds > self._limits.prefill_gate_seconds
 
     def _worth(self, start: Offer) -> float:
@@ -344,7 +345,7 @@ class Placement:
                 best.wait_seconds,
                 price.prefill_seconds,
                 price.decode_seconds,
-                long=self._long(price),
+                long=self.long(price),
             )
         )
 
