@@ -105,16 +105,17 @@ class Handler:
             alias = self._models.alias(request.model)
             live = self._begin(record, client, headers, request)
             with self._inflights.serve(live):
-                sure = self._relay.ahead(live) if route.takes_slot and alias is None else None
+                # The engine it will certainly get has been sent it already: no await from there to its slot.
+                certain = self._relay.ahead(live) if route.takes_slot and alias is None else None
                 arrival.watch(lambda: live.interrupt(errors.ClientGone()))
                 call = self._call(record, headers, request, key, alias)
                 live.call = call
                 record.prepare_seconds = self._clock() - read
-                if sure is None and (why := self._tokenizers.doubt(call)):
+                if certain is None and (why := self._tokenizers.doubt(call)):
                     live.call = call = await self._tokenizers.counted(call, request, why)
                 try:
                     if route.takes_slot:
-                        async with self._dispatcher.slot(call, sure) as slot:
+                        async with self._dispatcher.slot(call, certain) as slot:
                             await self._relay.serve(slot, live)
                     else:
                         await self._counting.serve(call, live)
