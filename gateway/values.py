@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+import string
 from datetime import date
 from typing import Annotated, Any, Literal
 from urllib.parse import unquote, urlsplit
@@ -77,7 +78,7 @@ def _place(text: str) -> str:
     return text
 
 
-SINGLE = (" ", "e", "E")  # digits alone may well be what changes
+SINGLE = (" ", *string.ascii_letters)  # digits alone may well be what changes
 
 
 def _pattern(text: str) -> str:

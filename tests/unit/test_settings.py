@@ -161,7 +161,7 @@ BROKEN = [
     ('[prefix]\npatterns = ["a*"]', "prefix.patterns[0]", "must match at least one character"),
     *(
         (f"[prefix]\npatterns = ['{wide}']", "prefix.patterns[0]", "must not match a single letter or blank")
-        for wide in (".", "(?s:.)+", r"\w+", "[^0-9]", "[a-z]+", r"\s")
+        for wide in (".", "(?s:.)+", r"\w+", "[^0-9]", "[a-z]+", r"\s", "[xyz]", "Q")
     ),
     ("[prefix.agents.a]\nx = 1", "prefix.agents.a.x", "is no option"),
     ("[prefix.agents.a]\nstabilize = 1", "prefix.agents.a.stabilize", "did you mean prefix.agents.*"),
