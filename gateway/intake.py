@@ -13,6 +13,8 @@ from types import TracebackType
 from gateway import errors
 from policies.release_rate import ReleaseRate
 
+RETRY_SECONDS = 1.0  # before any was seen to leave
+
 
 class Intake:
     """Of one port. `body_bytes_max` bounds a body, `bytes_max` all those together that are not whole yet."""
@@ -57,15 +59,21 @@ class Intake:
             self._readings[reading] = None
             self.bytes += more_bytes
             while self._bytes_max is not None and self.bytes > self._bytes_max:
-                next(iter(self._readings)).end(errors.QueueFull(self._rate.expected(reading.at) or 1.0))
+                next(iter(self._readings)).end(
+                    errors.QueueFull(self._rate.expected(reading.at) or RETRY_SECONDS)
+                )
 
-    def leave(self, reading: Reading, now: float | None = None) -> None:
-        """It is whole, or its sender gave it up; without `now`, it was refused."""
+    def leave(self, reading: Reading, now: float) -> None:
+        """It is whole, or its sender gave it up."""
+        if reading in self._readings:
+            self.refuse(reading)
+            self._rate.released(now, waiting=True)
+
+    def refuse(self, reading: Reading) -> None:
+        """It is not to come any more."""
         if reading in self._readings:
             del self._readings[reading]
             self.bytes -= reading.bytes
-            if now is not None:
-                self._rate.released(now, waiting=True)
 
 
 class Reading:
@@ -116,7 +124,7 @@ class Reading:
 
     def end(self, failure: errors.GatewayError) -> None:
         """Give it up, with this error."""
-        self._intake.leave(self)
+        self._intake.refuse(self)
         if self._failure is None:
             self._failure = failure
             self._limit.reschedule(self._loop.time())
