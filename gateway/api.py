@@ -48,7 +48,7 @@ def answer_errors(api: FastAPI, missed: Callable[[str], errors.GatewayError] = n
     async def unknown(request: Request, _: Exception) -> Response:
         return answer(missed(request.url.path))
 
-    async def otherwise(request: Request, error: Exception) -> Response:
+    async def method_not_allowed(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         return answer(errors.MethodNotAllowed(request.url.path, (error.headers or {}).get("Allow", "")))
 
@@ -65,7 +65,7 @@ def answer_errors(api: FastAPI, missed: Callable[[str], errors.GatewayError] = n
     api.add_exception_handler(errors.GatewayError, failed)
     api.add_exception_handler(400, unreadable)
     api.add_exception_handler(404, unknown)
-    api.add_exception_handler(405, otherwise)
+    api.add_exception_handler(405, method_not_allowed)
     api.add_exception_handler(RequestValidationError, invalid)
     api.add_exception_handler(Exception, defective)
 
