@@ -204,10 +204,9 @@ class Figures:
     def add(self, records: Sequence[Record]) -> None:
         """These of them ended."""
         self._requests.value += len(records)
-        self._seconds.observe([one.ended - one.arrived for one in records if one.ended is not None])
+        self._seconds.observe([t for one in records if (t := one.seconds) is not None])
         if self._queue_wait is not None:
-            waits = [one.dispatched - one.arrived for one in records if one.dispatched is not None]
-            self._queue_wait.observe(waits)
+            self._queue_wait.observe([t for one in records if (t := one.queue_wait) is not None])
         if begun := [one for one in records if one.first_token is not None]:
             if self._ttft is not None:
                 self._ttft.observe([t for one in begun if one.streamed and (t := one.ttft) is not None])

@@ -134,9 +134,7 @@ def row_of(record: Record, wall: float) -> Row:
 
     All are plain numbers and texts: for a bool or an enumeration sqlite3 looks for a converter each time.
     """
-    lease, arrived, dispatched = record.lease, record.arrived, record.dispatched
-    seconds = 0.0 if record.ended is None else record.ended - arrived
-    queued = None if dispatched is None else dispatched - arrived
+    lease, seconds, queued = record.lease, record.seconds or 0.0, record.queue_wait
     ttft = backend_ttft = tpot = slot_seconds = None
     model = _text(record.model)
     if record.first_token is not None:
@@ -155,7 +153,7 @@ def row_of(record: Record, wall: float) -> Row:
         (
             record.id,
             record.request_id or record.id,
-            wall + arrived,
+            wall + record.arrived,
             record.key,
             _text(record.agent),
             record.conversation and _text(record.conversation),

@@ -88,8 +88,8 @@ class History:
             if start >= begin:  # as most do that are many
                 if record.completion_tokens and record.dispatched is not None:
                     step.tokens[record.backend] += record.completion_tokens
-                if record.streamed and record.first_token is not None:
-                    step.add_ttft(record.first_token - start)
+                if record.streamed and (ttft := record.ttft) is not None:
+                    step.add_ttft(ttft)
                 continue
             if record.streamed and record.first_token is not None and record.ttft is not None:
                 self._step(self.number(record.first_token)).add_ttft(record.ttft)
