@@ -26,7 +26,7 @@ end
 if mine and mine.number >= step.number then return cjson.encode({stale = true}) end
 
 -- Without an epoch nobody knows what runs: no slot is given until all who live have said what they hold.
-local epoch = redis.call('HMGET', KEYS[1], 'id', 'thaws', 'met', 'meets', 'blind')
+local epoch = redis.call('HMGET', KEYS[1], 'id', 'thaws', 'returned', 'regroup_until', 'forgotten')
 if not epoch[1] then
   epoch = {step.nonce, now + step.freeze}
   redis.call('HSET', KEYS[1], 'id', epoch[1], 'thaws', string.format('%d', epoch[2]))
@@ -44,8 +44,8 @@ if mine then heard = mine.number == step.heard and mine.at or mine.heard end
 -- Who comes back has decided alone, and so may have others who are not back yet: what they run is not known.
 -- No slot is given until all who are known here have been told something since; until time is over where
 -- nobody need be known here any more.
-local met, meets, blind = tonumber(epoch[3] or 0), tonumber(epoch[4] or 0), epoch[5] == '1'
-if met > now then met, meets = 0, 0 end -- the clock was put back
+local returned, regroup_until, forgotten = tonumber(epoch[3] or 0), tonumber(epoch[4] or 0), epoch[5] == '1'
+if returned > now then returned, regroup_until = 0, 0 end -- the clock was put back
 local function missing(time)
   local count = 0
   for _, word in ipairs(others) do
@@ -55,14 +55,15 @@ local function missing(time)
 end
 if step.lost then
   local lost = now - (step.clock - step.lost)
-  local forgotten = not heard and missing(lost) == #others
-  if met <= lost and (forgotten or missing(lost) > 0) then
-    met, meets, blind = now, now + step.freeze, forgotten or blind and now < meets
-    redis.call('HSET', KEYS[1], 'met', string.format('%d', met), 'meets', string.format('%d', meets),
-      'blind', blind and '1' or '0')
+  local nobody_heard = not heard and missing(lost) == #others
+  if returned <= lost and (nobody_heard or missing(lost) > 0) then
+    forgotten = nobody_heard or forgotten and now < regroup_until
+    returned, regroup_until = now, now + step.freeze
+    redis.call('HSET', KEYS[1], 'returned', string.format('%d', returned),
+      'regroup_until', string.format('%d', regroup_until), 'forgotten', forgotten and '1' or '0')
   end
 end
-if blind or missing(met) > 0 then thaws = math.max(thaws, meets) end
+if forgotten or missing(returned) > 0 then thaws = math.max(thaws, regroup_until) end
 local frozen = math.max(0, thaws - now)
 
 local function member(number) return step.owner .. ':' .. number end

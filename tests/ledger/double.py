@@ -15,7 +15,7 @@ class Double:
     """One pool. A step goes in and comes out as text, as with the script."""
 
     epoch: tuple[str, int] | None = None  # its name, and when it thaws
-    met: tuple[int, int, bool] = (0, 0, False)  # when gateways began to come back; until when; blindly?
+    returned: tuple[int, int, bool] = (0, 0, False)  # when; regroup until; are any forgotten?
     said: dict[str, dict[str, Any]] = field(default_factory=dict)  # the last word of each gateway
     leases: dict[str, dict[str, int]] = field(default_factory=dict)  # expiries by engine and member
     drains: dict[str, str] = field(default_factory=dict)  # why, by engine
@@ -23,7 +23,7 @@ class Double:
 
     def clear(self) -> None:
         """Forget everything, as Redis does that starts empty."""
-        self.epoch, self.met = None, (0, 0, False)
+        self.epoch, self.returned = None, (0, 0, False)
         self.said.clear()
         self.leases.clear()
         self.drains.clear()
@@ -45,7 +45,7 @@ class Double:
         if not step["full"] and not known:
             return json.dumps({"again": True})
         heard = mine and (mine["at"] if mine["number"] == step["heard"] else mine["heard"])
-        thaws = max(thaws, self.meets(step, heard, list(others.values()), now))
+        thaws = max(thaws, self.regroup_until(step, heard, list(others.values()), now))
 
         held: list[dict[str, int]] = []
         for engine in engines:
@@ -147,20 +147,22 @@ class Double:
                 self.hints += 1
         return json.dumps({"epoch": epoch, "frozen": max(0, thaws - now), "given": given, "engines": rows})
 
-    def meets(self, step: dict[str, Any], heard: int | None, others: list[dict[str, Any]], now: int) -> int:
+    def regroup_until(
+        self, step: dict[str, Any], heard: int | None, others: list[dict[str, Any]], now: int
+    ) -> int:
         """Until when those that come back wait for each other; `heard`: when this one was told something."""
 
         def missing(time: int) -> int:
             return sum((word["heard"] or 0) <= time for word in others)
 
-        met, until, blind = self.met
-        if met > now:
-            met, until = 0, 0
+        returned, regroup_until, forgotten = self.returned
+        if returned > now:
+            returned, regroup_until = 0, 0
         if step["lost"] is not False:
             lost = now - (step["clock"] - step["lost"])
-            forgotten = not heard and missing(lost) == len(others)
-            if met <= lost and (forgotten or missing(lost)):
-                blind = forgotten or (blind and now < until)
-                met, until = now, now + step["freeze"]
-                self.met = met, until, blind
-        return until if blind or missing(met) else 0
+            nobody_heard = not heard and missing(lost) == len(others)
+            if returned <= lost and (nobody_heard or missing(lost)):
+                forgotten = nobody_heard or (forgotten and now < regroup_until)
+                returned, regroup_until = now, now + step["freeze"]
+                self.returned = returned, regroup_until, forgotten
+        return regroup_until if forgotten or missing(returned) else 0

@@ -63,7 +63,7 @@ class Stage:
     async def thawed(self) -> bool:
         """Whether slots are given: a request that wants one has one."""
         async with self.server.client() as client:
-            said = await client.hmget("{slotgate:default}:epoch", "thaws", "meets")
+            said = await client.hmget("{slotgate:default}:epoch", "thaws", "regroup_until")
             now = (await client.time())[0] * 1000
         return all(float(one or 0) < now for one in said)
 
