@@ -181,6 +181,10 @@ class Placement:
                     return True
         return not serving and any(backend.free for backend in self._backends.values())
 
+    def long(self, price: Cost) -> bool:
+        """Whether a prefill of this price counts for the prefill gate."""
+        return price.prefill_seconds > self._limits.prefill_gate_seconds
+
     def estimate(self, waiting: Waiting, backends: Sequence[Backend]) -> None:
         """How long the call would take, to rank it by."""
         waiting.takes(self._quote(waiting, backend).own_seconds for backend in backends)
@@ -288,7 +292,7 @@ class Placement:
         waiting.why.update((quote.backend.name, Reason.HOLD) for quote in startable)
         waiting.hold(now, holds=start is not None)
         self._holds += start is not None
-        self._book(waiting, best, now)
+        self._book(best, now)
         return None
 
     def _later(self, call: Call, quote: Quote, view: View, now: float) -> Offer:
@@ -326,18 +330,13 @@ class Placement:
     def _place(self, start: Offer, rival: Offer | None) -> Place:
         return Place(start.backend, start.price, self.long(start.price), rival)
 
-    def long(self, price: Cost) -> bool:
-        """Whether a prefill of this price counts for the prefill gate."""
-        return price.prefill_seconds > self._limits.prefill_gate_seconds
-
     def _worth(self, start: Offer) -> float:
         """What it must cost elsewhere, the wait included, to be waited for."""
         displaced = 0.0 if self._crowded else start.price.displaced_seconds
         return HOLD_SHARE * (start.seconds - displaced)
 
-    def _book(self, waiting: Waiting, best: Offer, now: float) -> None:
-        """The call will start there, as far as can be foreseen."""
-        waiting.starts_at = now + best.wait_seconds
+    def _book(self, best: Offer, now: float) -> None:
+        """A call will start there, as far as can be foreseen."""
         price = best.price
         self._forecast(best.backend, now).book(
             Booking(

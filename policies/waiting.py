@@ -43,7 +43,6 @@ class Waiting:
     why: dict[str, Reason] = field(default_factory=dict)  # by backend, at the last look
     unavailable_since: float | None = None  # all backends of its model are down or ejected
     service_seconds: float = SERVICE_SECONDS_MIN  # on the backend that would be done first
-    starts_at: float | None = None  # as the last look at it foresaw
     # In the queue: how far it goes after others of its class by what its accounts had, see `order`.
     rank_key: tuple[int, Hold] = (0, Hold.NONE)
     held_seconds: float = 0.0  # for which it left slots free that it could have taken

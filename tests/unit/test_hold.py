@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from policies.admission import Admission
+from policies.foresight import starts
 from policies.placement import GATES_MAX
 from policies.service_model import ServiceModel
 from policies.types import Call, Priority, Reason
@@ -36,7 +37,7 @@ def test_a_call_waits_for_the_slot_with_its_prefix_while_that_pays() -> None:
     assert granted(admission.submit(turn_2(), 40.0)) == {}
     (waiting,) = admission.queue
     assert waiting.why == {"warm": Reason.SLOTS, "cold": Reason.HOLD}
-    assert waiting.starts_at == pytest.approx(40.0 + 0.2 + 50 * 0.038)
+    assert list(starts([waiting], admission, 40.0)) == [pytest.approx(0.2 + 50 * 0.038)]
     assert granted(admission.finish("other", 42.0)) == {"turn-2": "warm"}
     lease = admission.lease("turn-2")
     assert lease is not None
