@@ -197,7 +197,8 @@ class Admission(Roster):
             return rank.group not in groups or self._placement.skips_all(rank)
 
         ranked = self.queue.ranked(groups, overdue, now, skipped)
-        self._placement.begin(crowded=len(self.queue) > 1)
+        self._placement.begin(crowded=len(self.queue) > 1, thorough=self._unsettled)
+        self._unsettled = False
         kept: set[str] = set()  # backends whose kv budget an overdue call waits for
         for waiting in ranked:
             id, group = waiting.call.id, group_of(waiting.call)

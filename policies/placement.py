@@ -76,6 +76,7 @@ class Placement:
         self._occupancies: dict[str, tuple[int, ServiceModel, Occupancy]] = {}  # by backend, as of when
         self._views: dict[tuple[object, ...], View] = {}  # at this event
         self._crowded = False  # more than one call waits
+        self._thorough = False  # all calls that hold are looked at, at this event
         self._holds = 0  # calls that hold, at this event
         self._gates = 0  # calls that the gate kept, at this event
         # Those with room, if all of them read long prompts: for people or not, overdue or not.
@@ -103,10 +104,11 @@ class Placement:
         """All models that some backend serves."""
         return tuple(sorted({model for b in self._backends.values() for model in b.models or ()}))
 
-    def begin(self, *, crowded: bool = False) -> None:
+    def begin(self, *, crowded: bool = False, thorough: bool = False) -> None:
         """An event: what was foreseen before it no longer holds. `crowded`: more than one call waits, so a
-        conversation that gives way now will have to wait for its turn to be read again."""
-        self._crowded = crowded
+        conversation that gives way now will have to wait for its turn to be read again. `thorough`: what
+        calls hold for may be gone, so all of them are looked at."""
+        self._crowded, self._thorough = crowded, thorough
         self._holds = self._gates = 0
         if self._forecasts:
             self._forecasts = {}
@@ -125,7 +127,7 @@ class Placement:
         """Whether none of them need be looked at any more: `skips` would say so of each."""
         person, over = rank.group.priority is Priority.INTERACTIVE, rank.hold is Hold.OVER
         gated = self._gates >= GATES_MAX and not person and not over
-        return gated or self._holds >= _holds_max(rank.group.priority, rank.hold)
+        return gated or self._holds >= self._holds_max(rank.group.priority, rank.hold)
 
     def skips(self, waiting: Waiting, now: float, *, overdue: bool) -> bool:
         """Whether it need not be looked at now: it holds behind others, or the gate keeps it."""
@@ -135,7 +137,15 @@ class Placement:
         """Behind so many others that hold, one that held at the last look still does, and one that nobody
         looked at yet has its turn at one of the next events."""
         hold = waiting.holding(now, self._limits.hold_seconds_max)
-        return self._holds >= _holds_max(waiting.call.priority, hold)
+        return self._holds >= self._holds_max(waiting.call.priority, hold)
+
+    def _holds_max(self, priority: Priority, hold: Hold) -> float:
+        """Behind how many that hold such a call need not be looked at."""
+        if hold is Hold.OVER or self._thorough:
+            return math.inf
+        if priority is Priority.INTERACTIVE:
+            return PEOPLE_HOLDS_MAX
+        return HOLDS_MAX if hold is Hold.HOLDS else NEW_HOLDS_MAX
 
     def _gated_off(self, waiting: Waiting, now: float, *, overdue: bool) -> bool:
         """Whether all that has room for it reads long prompts, and this one is long there: then nothing else
@@ -373,15 +383,6 @@ class Placement:
         if forecast is None:
             forecast = self._forecasts[backend.name] = Forecast(backend, self._limits, now)
         return forecast
-
-
-def _holds_max(priority: Priority, hold: Hold) -> float:
-    """Behind how many that hold such a call need not be looked at."""
-    if hold is Hold.OVER:
-        return math.inf
-    if priority is Priority.INTERACTIVE:
-        return PEOPLE_HOLDS_MAX
-    return HOLDS_MAX if hold is Hold.HOLDS else NEW_HOLDS_MAX
 
 
 def _better(offer: Offer, than: Offer | None) -> bool:

@@ -23,6 +23,7 @@ class Roster(ABC):
     def __init__(self) -> None:
         self.backends: dict[str, Backend] = {}
         self.ejections: Counter[tuple[str, str]] = Counter()  # by backend and reason
+        self._unsettled = False  # a state has changed since calls that hold were all looked at
 
     @abstractmethod
     def _dispatch(self, now: float) -> list[Decision]:
@@ -142,7 +143,7 @@ class Roster(ABC):
         if backend.state is state and backend.why == why:
             return []
         if backend.state is not state:
-            backend.since = now
+            backend.since, self._unsettled = now, True
         backend.state, backend.why = state, why
         return [StateChanged(backend.name, state, why)]
 

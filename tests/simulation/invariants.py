@@ -7,7 +7,7 @@ from collections.abc import Callable
 from gateway.dispatcher import Dispatcher, Slot
 from policies.admission import Admission
 from policies.order import OVERDUE_SECONDS
-from policies.placement import INTERACTIVE_SEEN_SECONDS
+from policies.placement import INTERACTIVE_SEEN_SECONDS, NEW_HOLDS_MAX
 from policies.types import Backend, Call, Decision, Granted, Lease, Limits, Priority, Reason, Rejected, State
 from policies.waiting import Waiting
 from tests.simulation.engine import SimulatedEngine
@@ -58,6 +58,9 @@ class Invariants:
         self._clock = clock
         self._tick_seconds = tick_seconds
         self._broken = broken
+        self._behind: dict[
+            str, int
+        ] = {}  # events for which a call was not looked at, as others began to hold
 
     def decided(self, decisions: list[Decision]) -> None:
         """These decisions were made; nobody has acted on them."""
@@ -147,13 +150,25 @@ class Invariants:
         self._must(backend.state is not State.DRAINED or not held, f"{name} is drained but in use")
 
     def _conserves_work(self) -> None:
+        before, self._behind = self._behind, {}
         for waiting in self._admission.queue:
             for backend in self._fitting(waiting.call):
                 self._must(
                     self._excused(waiting.call, backend, waiting.why.get(backend.name))
-                    or self._holds(waiting, backend),
+                    or self._holds(waiting, backend)
+                    or self._has_its_turn(waiting, before),
                     f"{waiting.call.id} waits although {backend.name} is free",
                 )
+
+    def _has_its_turn(self, waiting: Waiting, before: dict[str, float]) -> bool:
+        """Whether so many hold, or did when it was left out, that only one more at each event may begin to: a
+        tick is an event."""
+        id, now, queue = waiting.call.id, self._clock(), self._admission.queue
+        others = sum(other.held_since is not None for other in queue if other is not waiting)
+        if others < NEW_HOLDS_MAX and id not in before:
+            return False
+        self._behind[id] = before.get(id, now)
+        return now - self._behind[id] <= self._tick_seconds * len(queue)
 
     def _excused(self, call: Call, backend: Backend, reason: Reason | None) -> bool:
         """Whether something but the lack of a decision keeps the call from this backend. What ends by
