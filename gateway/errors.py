@@ -155,7 +155,7 @@ class MethodNotAllowed(ClientError):
     code = "method_not_allowed"
 
     def __init__(self, path: str, allowed: str) -> None:
-        super().__init__(f"The method for {path} is {allowed}.")
+        super().__init__(f"The path {path} takes {allowed}.")
         self.allowed = allowed
 
     def headers(self) -> Headers:
