@@ -8,7 +8,7 @@ from policies.admission import Admission
 from policies.foresight import starts
 from policies.placement import GATES_MAX
 from policies.service_model import ServiceModel
-from policies.types import Call, Priority, Reason
+from policies.types import Call, Priority, Reason, State
 from tests.unit.fleet import LONG, SHORT, a_backend, a_call, a_chain, an_admission, granted
 
 WARM = a_chain(1, 2)
@@ -132,6 +132,24 @@ def test_of_many_that_hold_a_few_are_looked_at() -> None:
     admission.tick(80.75)
     assert sorted(waiting.held(85.0) for waiting in admission.queue) == [0.0] * 3 + [4.25] + [4.5] * 5
     assert len(granted(admission.tick(80.5 + 60.0))) == 1
+
+
+def test_nobody_holds_for_an_engine_that_is_lost() -> None:
+    """However many others hold before it, each of which is looked at first."""
+    admission = busy_home()
+    for number in range(5):
+        admission.submit(a_stranger(number), 80.0)
+    admission.finish("turn-2", 80.5)
+    fast, slow = (a_backend(name, models=frozenset({"other-model"})) for name in ("fast", "slow"))
+    fast.service = ServiceModel(setup_seconds=0.01, decode_base_seconds=0.001, decode_step_seconds=0.0)
+    admission.add(fast, 80.5)
+    admission.submit(a_call("quick", model="other-model", output_tokens_max=30), 80.5)
+    admission.first_token("quick", 80.51)
+    admission.add(slow, 80.51)
+    call = a_call("call", model="other-model", arrived=80.52, output_tokens_max=30)
+    assert granted(admission.submit(call, 80.52)) == {}
+    assert [waiting.held_since is not None for waiting in admission.queue] == [True] * 6
+    assert granted(admission.set_state("fast", State.DOWN, 80.53)) == {"call": "slow"}
 
 
 def test_of_many_that_the_gate_keeps_a_few_are_looked_at() -> None:
