@@ -18,7 +18,7 @@ from tests.faults.toxics import Proxy, Toxics, forward, proxy, spoil
 from tests.ledger.account import ENGINE, LEASES, account, take, taken
 from tests.ledger.guard import RIGHTS, USER, guarded
 from tests.ledger.server import Server, redis_server
-from tests.processes.process import until
+from tests.processes.process import free_port, until
 from tests.readme import README
 
 pytestmark = needs("redis-server")
@@ -264,11 +264,12 @@ def test_the_readme_gives_these_rights() -> None:
 
 async def test_all_keys_are_in_one_slot_of_a_cluster() -> None:
     """Two nodes, one of which has all slots: also who asks the other one gets his, as it follows."""
-    options = ("--cluster-enabled", "yes")
-    async with redis_server(*options) as one, redis_server(*options) as other:
+    buses = free_port(), free_port()  # else the ports above theirs by 10,000, which may be taken
+    options = [("--cluster-enabled", "yes", "--cluster-port", str(bus)) for bus in buses]
+    async with redis_server(*options[0]) as one, redis_server(*options[1]) as other:
         async with one.client() as first, other.client() as second:
             await first.execute_command("CLUSTER ADDSLOTSRANGE", 0, 16383)
-            await second.execute_command("CLUSTER MEET", "127.0.0.1", one.port)
+            await second.execute_command("CLUSTER MEET", "127.0.0.1", one.port, buses[0])
 
             async def joined() -> bool:
                 return (await second.execute_command("CLUSTER INFO"))["cluster_state"] == "ok"

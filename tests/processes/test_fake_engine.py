@@ -317,8 +317,8 @@ async def test_prefills_are_served_one_at_a_time() -> None:
     async with engine(slots=2, prefill_tps=1000, tokens=1) as one, http(one) as client:
         await asyncio.gather(*(client.post(CHAT, json=chat(name * 1200)) for name in "ab"))
         first, second = sorted(record["first_token"] - record["started"] for record in await one.records())
-        assert first >= 0.3
-        assert second >= 0.6
+        assert first >= 0.29
+        assert second >= 0.5  # 0.6 but for what the second one began later; side by side it were 0.3
 
 
 async def test_a_slot_remembers_its_last_prompt() -> None:
