@@ -101,7 +101,14 @@ class Gateway:
             Counting(self.fleet, self.admission),
             self.inflights,
             lessons,
-            Accounts(self.metrics, lessons, self.bookkeeper, history, *([] if window is None else [window])),
+            Accounts(
+                self.metrics,
+                lessons,
+                self.bookkeeper,
+                history,
+                *([] if window is None else [window]),
+                *self.dispatcher.observers,
+            ),
             clock,
         )
         self.reader = Reader(

@@ -14,6 +14,7 @@ from dataclasses import replace
 from types import TracebackType
 
 from gateway import errors
+from gateway.accounting import Observer
 from policies.admission import Admission
 from policies.certainty import certain
 from policies.types import Backend, Call, Decision, Granted, Lease, Refusal, Rejected, StateChanged
@@ -94,6 +95,7 @@ class Dispatcher:
         self.admission = admission
         self.clock = clock
         self.state_changed: list[Callable[[StateChanged], None]] = []
+        self.observers: list[Observer] = []  # of requests that ended, for other gateways
         self.drain_told: list[Callable[[str, str | None], None]] = []  # an operator of another gateway did
         self._waiters: dict[str, asyncio.Future[Lease]] = {}
 

@@ -4,6 +4,9 @@ step ......... what a gateway tells and is told; step.lua is what happens in bet
 redis ........ where it happens
 ledger ....... this gateway's account: what it holds, wants and gives back
 dispatcher ... Admission's face for a gateway that is not alone
+notes ........ what gateways tell each other of prompts that they sent: hashes and lengths
+stream ....... where those stand, in Redis
+shadows ...... what others sent, booked here; a convenience, which nothing waits for
 """
 
 from __future__ import annotations
@@ -27,5 +30,9 @@ def dispatcher_of(
         return Dispatcher(admission, clock)
     from gateway.ledger.dispatcher import SharedDispatcher  # who is alone need not load it
     from gateway.ledger.redis import RedisStore
+    from gateway.ledger.shadows import SharedShadows
+    from gateway.ledger.stream import RedisStream
 
-    return SharedDispatcher(admission, clock, url_of, RedisStore(url, redis.pool), redis.lease_seconds)
+    store = RedisStore(url, redis.pool)
+    shadows = SharedShadows(admission.backends, url_of, RedisStream(url, redis.pool))
+    return SharedDispatcher(admission, clock, url_of, store, redis.lease_seconds, shadows)

@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 
 from gateway.dispatcher import Dispatcher, Slot
 from gateway.ledger.ledger import Ledger, Mode
+from gateway.ledger.shadows import SharedShadows
 from gateway.ledger.step import Store, Word
 from policies.admission import Admission
 from policies.order import OVERDUE_SECONDS
@@ -48,10 +49,13 @@ class SharedSlot(Slot):
         while not await dispatcher.confirmed(self.call, self.lease.backend):
             decisions = dispatcher.admission.not_started(self.call, dispatcher.clock(), since=self._since)
             self.lease = await dispatcher.granted(id, decisions)
+        if dispatcher.shadows is not None:
+            dispatcher.shadows.sent(self.lease)
 
 
 class SharedDispatcher(Dispatcher):
-    """`url_of`: of a backend by its name, the same in all gateways of the pool."""
+    """`url_of`: of a backend by its name, the same in all gateways of the pool; `shadows`: what others sent
+    to it."""
 
     def __init__(
         self,
@@ -60,8 +64,13 @@ class SharedDispatcher(Dispatcher):
         url_of: Callable[[str], str],
         store: Store,
         lease_seconds: float,
+        shadows: SharedShadows | None = None,
     ) -> None:
         super().__init__(admission, clock)
+        self.shadows = shadows
+        if shadows is not None:
+            self.observers.append(shadows)
+            self.state_changed.append(shadows.state_changed)
         self.ledger = Ledger(self, store, lease_seconds, clock)
         self._store = store
         self._url_of = url_of
@@ -136,6 +145,8 @@ class SharedDispatcher(Dispatcher):
             asyncio.create_task(self.ledger.run()),
             asyncio.create_task(self._store.hints(self.ledger.look)),
         ]
+        if self.shadows is not None:
+            tasks.append(asyncio.create_task(self.shadows.run()))
         try:
             await super().run()
         finally:

@@ -38,9 +38,7 @@ class RedisStore:
         self._script = script
         self._sha = hashlib.sha1(script.encode(), usedforsecurity=False).hexdigest()
         self._url = url
-        # A Unix socket has none; to the library it is an option that it does not know.
-        self._tcp = {} if url.startswith("unix:") else {"socket_keepalive": True}
-        self._client = self._connecting()
+        self._client = connecting(url)
         try:
             self._client.connection_pool.make_connection()  # type: ignore[no-untyped-call]  # not connected yet
         except TypeError as error:
@@ -79,19 +77,19 @@ class RedisStore:
                     told = await self._client.eval(self._script, len(keys), *keys, argument)
                 return told
             except MovedError as moved:  # nothing was done
-                await _closed(self._client)
-                self._client = self._connecting(host=moved.host, port=moved.port)
+                await closed(self._client)
+                self._client = connecting(self._url, host=moved.host, port=moved.port)
         raise RedisError("no node of the cluster has the keys")
 
     async def _forget(self) -> None:
         """The connection may hold a reply that nobody reads."""
-        client, self._client = self._client, self._connecting()
-        await _closed(client)
+        client, self._client = self._client, connecting(self._url)
+        await closed(client)
 
     async def hints(self, hint: Callable[[], None]) -> None:
         """Call `hint` at each message, until cancelled."""
         while True:
-            client = self._connecting()
+            client = connecting(self._url)
             channel = client.pubsub(ignore_subscribe_messages=True)
             try:
                 await channel.subscribe(self.channel)
@@ -101,7 +99,7 @@ class RedisStore:
                 await asyncio.sleep(HINTS_PAUSE_SECONDS * random.uniform(0.5, 1.0))  # and ask again
             finally:
                 await channel.aclose()  # type: ignore[no-untyped-call]
-                await _closed(client)
+                await closed(client)
 
     async def ping(self, seconds: float) -> None:
         """Whether it answers at all. Raises Unavailable."""
@@ -115,22 +113,26 @@ class RedisStore:
 
     async def close(self) -> None:
         """Close all connections."""
-        await _closed(self._client)
-
-    def _connecting(self, **where: object) -> Redis:
-        client = Redis.from_url(
-            self._url,
-            socket_timeout=None,  # limits are kept here
-            socket_connect_timeout=None,
-            retry=Retry(NoBackoff(), 0),
-            driver_info=None,  # it would need the right to CLIENT SETINFO
-            **self._tcp,
-        )
-        client.connection_pool.connection_kwargs.update(where)
-        return client
+        await closed(self._client)
 
 
-async def _closed(client: Redis) -> None:
+def connecting(url: str, **where: object) -> Redis:
+    """A client that connects when it is first asked; `where`: not to the host of the URL."""
+    # A Unix socket keeps nothing alive; to the library it is an option that it does not know.
+    tcp = {} if url.startswith("unix:") else {"socket_keepalive": True}
+    client = Redis.from_url(
+        url,
+        socket_timeout=None,  # limits are kept here
+        socket_connect_timeout=None,
+        retry=Retry(NoBackoff(), 0),
+        driver_info=None,  # it would need the right to CLIENT SETINFO
+        **tcp,
+    )
+    client.connection_pool.connection_kwargs.update(where)
+    return client
+
+
+async def closed(client: Redis) -> None:
     """Close its connections at once; what they complain of while they close is no news."""
     try:
         await client.connection_pool.disconnect(inuse_connections=True)

@@ -11,7 +11,7 @@ USER = "slotgate"
 RIGHTS = (  # as the README says
     "resetchannels ~{slotgate:default}:* &{slotgate:default}:* -@all +evalsha +eval +subscribe +ping "
     "+publish +time +hgetall +hget +hmget +hset +hsetnx +hdel "
-    "+zadd +zrem +zcard +zscore +zremrangebyscore +pexpire"
+    "+zadd +zrem +zcard +zscore +zremrangebyscore +pexpire +xadd +xread"
 )
 CERTIFICATE = (
     "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=127.0.0.1 "

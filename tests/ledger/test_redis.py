@@ -13,9 +13,11 @@ from pathlib import Path
 import pytest
 
 from gateway.ledger.ledger import Ledger, Mode
+from gateway.ledger.step import Unavailable
+from gateway.ledger.stream import RedisStream
 from tests.debian import needs
 from tests.faults.toxics import Proxy, Toxics, forward, proxy, spoil
-from tests.ledger.account import ENGINE, LEASES, account, take, taken
+from tests.ledger.account import ENGINE, LEASES, POOL, account, take, taken
 from tests.ledger.guard import RIGHTS, USER, guarded
 from tests.ledger.server import Server, redis_server
 from tests.processes.process import free_port, until
@@ -235,7 +237,8 @@ async def test_a_connection_that_breaks_at_any_byte_does_no_harm(caplog: pytest.
 @needs("openssl")
 async def test_few_rights_suffice(tmp_path: Path) -> None:
     """A user with the commands and keys of the README's line, over TLS with a checked certificate: slots are
-    taken and given back, and hints come. With another password the account says so, without saying it."""
+    taken and given back, hints come, notes are left and read. With another password the account says so,
+    without saying it."""
     arguments, url = guarded(tmp_path)
     async with redis_server(*arguments, url=url) as server:
         hint = asyncio.Event()
@@ -250,6 +253,9 @@ async def test_few_rights_suffice(tmp_path: Path) -> None:
             assert hint.is_set()
             assert (one.mode, other.mode) == (Mode.SHARED, Mode.SHARED)
             assert one.elsewhere[ENGINE] == 0
+        notes = RedisStream(url, POOL)
+        assert [note for _, note in await notes.exchange([b"a", b"b"], await notes.recent())] == [b"a", b"b"]
+        await notes.close()
         async with account(url.replace("hush", "wrong")) as stranger:
             await until(lambda: stranger.fault, "a fault")
             assert "invalid username-password" in stranger.fault
@@ -281,3 +287,8 @@ async def test_all_keys_are_in_one_slot_of_a_cluster() -> None:
             a.release("x")
             await taken(b, "y", 1)
             assert (a.mode, b.mode) == (Mode.SHARED, Mode.SHARED)
+        notes = RedisStream(other.url, POOL)
+        with pytest.raises(Unavailable):
+            await notes.exchange([b"a"], "0")
+        assert [note for _, note in await notes.exchange([b"b"], "0")] == [b"b"]
+        await notes.close()

@@ -102,6 +102,7 @@ async def stage(
     environment: dict[str, str] | None = None,
     server: dict[str, Any] | None = None,
     keys: Sequence[dict[str, Any]] = (),
+    personality: str = "openai",
     **options: Any,
 ) -> AsyncIterator[Stage]:
     """It, with every gateway and every backend ready. `arguments`: of Redis, which then `listens` there;
@@ -109,7 +110,9 @@ async def stage(
     options = {"decode_tps": 200.0, "prefill_tps": 50_000.0, "tokens": 10_000} | options
     async with AsyncExitStack() as stack:
         store = await stack.enter_async_context(redis_server(*arguments, url=listens))
-        engines = [await stack.enter_async_context(engine("openai", slots=one, **options)) for one in slots]
+        engines = [
+            await stack.enter_async_context(engine(personality, slots=one, **options)) for one in slots
+        ]
         redis = {"url": url or store.url, "lease_seconds": LEASE_SECONDS}
         config = configured(*engines, redis=redis, routing={"hold_seconds_max": 0}, server=server or {})
         config |= {"keys": keys} if keys else {}

@@ -1,0 +1,81 @@
+"""Where gateways leave notes for each other: one short stream of each pool in Redis, on its own connection.
+
+It is a convenience: what is lost here makes a prompt's backend a guess again, and fails nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Sequence
+from typing import Any, Protocol
+
+from redis.exceptions import MovedError, RedisError
+
+from gateway.ledger.redis import closed, connecting
+from gateway.ledger.step import Unavailable
+
+NOTES_MAX = 2048  # in the stream; a hundred more at times, as Redis gives them up by the block
+READ_MAX = 16  # at once: one of 300 messages takes half a millisecond to follow, and nothing else runs then
+RECENT_SECONDS = 600.0  # for which notes are of use, and kept
+ANSWER_SECONDS = 1.0
+FIELD = b"n"
+
+
+class Stream(Protocol):
+    """Notes in one order, the same for all who read them."""
+
+    async def recent(self) -> str:
+        """The place before the notes that are still of use. Raises Unavailable."""
+
+    async def exchange(self, notes: Sequence[bytes], since: str) -> list[tuple[str, bytes]]:
+        """Leave these, and read what stands behind a place, these included: the place behind each, and the
+        note; `READ_MAX` at most. Raises Unavailable."""
+
+    async def close(self) -> None:
+        """Close the connection."""
+
+
+class RedisStream:
+    """The notes of one pool."""
+
+    def __init__(self, url: str, pool: str) -> None:
+        self._url = url
+        self._key = f"{{slotgate:{pool}}}:prefixes"
+        self._client = connecting(url)
+
+    async def recent(self) -> str:
+        """The place before the notes that are still of use. Raises Unavailable."""
+        seconds, _ = await self._answer(self._client.time())
+        return f"{1000 * (int(seconds) - round(RECENT_SECONDS))}-0"
+
+    async def exchange(self, notes: Sequence[bytes], since: str) -> list[tuple[str, bytes]]:
+        """Leave these, and read what stands behind a place. Raises Unavailable."""
+        asked = self._client.pipeline(transaction=False)
+        for note in notes:
+            asked.xadd(self._key, {FIELD: note}, maxlen=NOTES_MAX)
+        if notes:
+            asked.pexpire(self._key, round(1000 * RECENT_SECONDS))
+        asked.xread({self._key: since}, count=READ_MAX)
+        *_, told = await self._answer(asked.execute())
+        came = [entry for _, entries in told for entry in entries] if told else []
+        return [(id.decode(), fields.get(FIELD, b"")) for id, fields in came]
+
+    async def close(self) -> None:
+        """Close the connection."""
+        await closed(self._client)
+
+    async def _answer(self, asked: Awaitable[Any]) -> Any:
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                return await asked
+        except MovedError as moved:  # another node of the cluster has it
+            await self._connect_again(host=moved.host, port=moved.port)
+            raise Unavailable("it is elsewhere") from None
+        except (RedisError, OSError) as fault:
+            await self._connect_again()
+            raise Unavailable(type(fault).__name__) from None
+
+    async def _connect_again(self, **where: object) -> None:
+        """The connection may hold an answer that nobody reads."""
+        client, self._client = self._client, connecting(self._url, **where)
+        await closed(client)
