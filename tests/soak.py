@@ -3,7 +3,7 @@
 The real gateway before three engines over connections that suffer, one of which is killed and started again
 each minute; clients of all kinds, of which a third leave. At first its tables are filled up to their
 bounds, since until then memory must grow. It ends with exit code 1 unless memory is flat from then on
-(under 1 MB a minute, 0.2 of what is in use, told by runs of 20 minutes or more), descriptors and tasks are
+(under 1 MB a minute, 0.5 of what is in use, told by runs of 20 minutes or more), descriptors and tasks are
 back where they were, no engine ever had more requests than slots, nothing on its standard error tells of a
 defect, and each request has ended as a success or one well-formed error. The whole standard error is kept
 in the file that is named at the end.
@@ -52,7 +52,7 @@ CONVERSATIONS = max(ACCOUNTS_MAX, TURNS_MAX)  # that fill every table that clien
 WARM_MINUTES = 10.0  # that the history of the live page goes back, which fills by itself
 MINUTES_MIN = 20.0  # the slope of a shorter time is noise
 SLOPE_MAX = 1_000_000.0  # bytes per minute
-USED_SLOPE_MAX = 200_000.0  # the same of what is in use; the rest grows in steps, until peaks find room in it
+USED_SLOPE_MAX = 500_000.0  # the same of what is in use: tables are full by number, and not yet by their bytes
 LIMITS = {"first_token_seconds": 5.0, "idle_seconds": 3.0}
 QUEUE = {"wait_seconds_max": 10.0, "unavailable_grace_seconds": 5.0, "total_seconds_max": 18.0}
 
