@@ -52,7 +52,7 @@ CONVERSATIONS = max(ACCOUNTS_MAX, TURNS_MAX)  # that fill every table that clien
 WARM_MINUTES = 10.0  # that the history of the live page goes back, which fills by itself
 MINUTES_MIN = 20.0  # the slope of a shorter time is noise
 SLOPE_MAX = 1_000_000.0  # bytes per minute
-USED_SLOPE_MAX = 500_000.0  # the same of what is in use: tables are full by number, and not yet by their bytes
+USED_SLOPE_MAX = 500_000.0  # the same of what is in use: tables are full by number, not yet by bytes
 LIMITS = {"first_token_seconds": 5.0, "idle_seconds": 3.0}
 QUEUE = {"wait_seconds_max": 10.0, "unavailable_grace_seconds": 5.0, "total_seconds_max": 18.0}
 

@@ -28,7 +28,7 @@ def test_a_traceback_is_found_whole() -> None:
     [
         (500_000, 100_000, 0, []),
         (1_500_000, 0, 0, ["memory grows"]),
-        (0, 300_000, 0, ["memory grows"]),
+        (0, 600_000, 0, ["memory grows"]),
         (0, 0, 1, ["descriptors are left over", "tasks are left over"]),
     ],
 )
