@@ -24,6 +24,8 @@ from tests.real.llamacpp_server import LlamaCppServer, llamacpp_server
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 TOKENS_MAX = 12
+# llama.cpp closes after each stream, whatever it promised: a connection used again may be gone by then.
+EACH_ITS_OWN = httpx.Limits(max_keepalive_connections=0)
 ROUTES = pytest.mark.parametrize("path", [MESSAGES, RESPONSES])
 # What differs between two runs of one request: the names of the run and its times.
 OF_ONE_RUN = re.compile(r'"(id|item_id|created_at|completed_at|\w+_ms|\w+_per_second)":("[^"]*"|[\d.e+-]+),?')
@@ -75,7 +77,7 @@ async def stage(server: LlamaCppServer) -> AsyncIterator[Stage]:
     """The gateway in front of it."""
     queue = {"heartbeat_seconds": 300}
     async with (
-        httpx.AsyncClient(base_url=server.url, trust_env=False, timeout=60) as engine,
+        httpx.AsyncClient(base_url=server.url, trust_env=False, timeout=60, limits=EACH_ITS_OWN) as engine,
         gateway({"backends": [{"name": "llama", "url": server.url}], "queue": queue}) as front,
     ):
         await becomes(front, "llama", "ready", 60.0)
