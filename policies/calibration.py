@@ -115,10 +115,16 @@ class Calibration:
             known = self._reports >= FIRST_SAMPLES and self._divisor <= BLOCK_TOKENS_MAX
             if known and self._divisor != self.model.cache_block_tokens:
                 self.model = replace(self.model, cache_block_tokens=self._divisor)
+        share = self.share(matched_tokens, cached_tokens)
+        return None if share is None else self._found(share)
+
+    def share(self, matched_tokens: int, cached_tokens: int) -> float | None:
+        """How much of what should be cached was found; None: too little to tell, as less than a block never
+        is."""
         block = self.model.cache_block_tokens
-        if matched_tokens < max(MATCHED_MIN, block):  # less than a block is never found
+        if matched_tokens < max(MATCHED_MIN, block):
             return None
-        return self._found(cached_tokens / (matched_tokens // block * block))
+        return cached_tokens / (matched_tokens // block * block)
 
     def found_by(self, prompt_tokens: int, matched_tokens: int, seconds: float) -> float | None:
         """Of an engine that does not tell what it found, the time to the first token tells the share; None

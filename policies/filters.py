@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from policies.cost import Cost
 from policies.types import Backend, Call, Limits, Priority, Reason, State
 
 ESTIMATE_LOW = 0.7  # an estimate from bytes may be this far too high; only engines refuse what lies between
@@ -104,6 +105,11 @@ def parched(call: Call, backend: Backend) -> bool:
     return (
         budget is not None and bool(backend.leases) and backend.held_tokens + expected_tokens(call) > budget
     )
+
+
+def long(price: Cost, limits: Limits) -> bool:
+    """Whether a prefill of this price counts for the prefill gate."""
+    return price.prefill_seconds > limits.prefill_gate_seconds
 
 
 def gated(backend: Backend, limits: Limits) -> bool:

@@ -33,7 +33,7 @@ def starts(calls: Iterable[Waiting], admission: Admission, now: float) -> Iterat
         best: tuple[float, Booking, Forecast] | None = None
         for backend in next(iter(tiers(call, [b for b in ready if b.serves(call)])), ()):
             price, forecast = _price(waiting, backend), forecasts[backend.name]
-            long = price.prefill_seconds > limits.prefill_gate_seconds
+            long = filters.long(price, limits)
             reserved = filters.reserved_slots(call, backend, limits, overdue=False) if seen else 0
             wait = max(forecast.wait(reserved, long=long), backend.paused_until - now)
             seconds = seconds_behind(call, backend, price, max(wait, forecast.booked))

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from policies.block_prefix import BlockShadow
-from policies.calibration import MATCHED_MIN
 from policies.learner import FOUND_MIN
 from policies.prefix import Booking, Chain, PrefixShadow, Shadow
 from policies.types import Backend
@@ -33,6 +32,7 @@ def found_elsewhere(
     """The engine told another gateway how much of such a prompt it had cached: what was believed here is
     given up as if it had been told here."""
     matched = prompt_tokens * booking.matched_bytes // max(1, prompt_bytes)
-    if matched >= MATCHED_MIN and cached_tokens < FOUND_MIN * backend.service.cache_efficiency * matched:
+    share = backend.calibration.share(matched, cached_tokens)
+    if share is not None and share < FOUND_MIN * backend.service.cache_efficiency:
         backend.shadow.missed(booking)
         backend.changes += 1

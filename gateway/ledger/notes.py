@@ -15,9 +15,8 @@ from policies.prefix import Chain, Link
 
 VERSION = 1
 LINKS_MAX = 1024  # of a prompt, from its start: 12 KB
-HEAD = struct.Struct(
-    "<BB8sHIIHH"
-)  # version, kind, owner, bytes of the URL, tokens, cached, links, places inside
+# Version, kind, owner, bytes of the URL, tokens, cached tokens, links, places inside.
+HEAD = struct.Struct("<BB8sHIIHH")
 LINK = struct.Struct("<QI")
 OWNER_BYTES = 8
 TOKENS_MAX = 2**32 - 1  # an engine may say anything

@@ -118,6 +118,7 @@ def test_learns_blocks_and_efficiency_of_a_cache() -> None:
         blocks.found(matched, matched // 256 * 256)
     assert blocks.model.cache_block_tokens == 256
     assert blocks.model.found(1000) == pytest.approx(768, abs=2)
+    assert [blocks.share(matched, 256) for matched in (255, 300, 1100)] == [None, 1.0, 0.25]
     poor = Calibration(ServiceModel())
     for turn in range(30):
         poor.found(2000 + turn, 400 + turn % 7)
