@@ -275,13 +275,10 @@ class Admitted:
         for priority in Priority:
             waiting.add_metric((priority.label,), lengths[priority])
         gate_waits, ejections = GATE_WAITS.counter(), EJECTIONS.counter()
-        backends = self._admission.backends
         for name, count in self._admission.gate_waits.items():
-            if name in backends:
-                gate_waits.add_metric((name,), count)
-        for (name, reason), count in self._admission.ejections.items():
-            if name in backends:
-                ejections.add_metric((name, reason), count)
+            gate_waits.add_metric((name,), count)
+        for name_and_reason, count in self._admission.ejections.items():
+            ejections.add_metric(name_and_reason, count)
         yield from (slots, states, contexts, errors, prefills, rates, waiting, gate_waits, ejections)
         yield from (efficiency, surprises)
 

@@ -75,7 +75,7 @@ class Admission(Roster):
         backend, placement = self.backends[name], self._placement
         placement.seen(call, now)
         price = cost(call, backend, placement.returns)
-        return [Granted(self._grant(call, Place(backend, price, placement.long(price)), now))]
+        return [Granted(self._grant(call, Place(backend, price, filters.long(price, self.limits)), now))]
 
     def first_token(self, id: str, now: float) -> list[Decision]:
         """The engine produced something: its prefill is over and it works."""
@@ -161,6 +161,10 @@ class Admission(Roster):
     def close(self) -> None:
         """No new calls from now on; those that wait or run go on."""
         self.closed = True
+
+    def remove(self, name: str) -> None:
+        super().remove(name)
+        self._placement.forget(name)
 
     # -- what people and metrics look at ----------------------------------------------------------
 

@@ -86,6 +86,11 @@ class Placement:
         """Keep these bounds from now on."""
         self._limits = limits
 
+    def forget(self, name: str) -> None:
+        """A backend left."""
+        self.gate_waits.pop(name, None)
+        self._occupancies.pop(name, None)
+
     def seen(self, call: Call, now: float) -> None:
         """A call arrived."""
         self.returns.asks(call, now)
@@ -155,7 +160,7 @@ class Placement:
         if not gated or any(
             (overdue and b.kv_tokens is not None)
             or not b.serves(waiting.call)
-            or not self.long(self._quote(waiting, b).price)
+            or not filters.long(self._quote(waiting, b).price, self._limits)
             for b in gated
         ):
             return False
@@ -190,10 +195,6 @@ class Placement:
                 if self._has_room(call, backend, now, overdue=overdue):
                     return True
         return not serving and any(backend.free for backend in self._backends.values())
-
-    def long(self, price: Cost) -> bool:
-        """Whether a prefill of this price counts for the prefill gate."""
-        return price.prefill_seconds > self._limits.prefill_gate_seconds
 
     def estimate(self, waiting: Waiting, backends: Sequence[Backend]) -> None:
         """How long the call would take, to rank it by."""
@@ -262,7 +263,7 @@ class Placement:
                 if backend.name in kept:
                     reason = Reason.KV_BUDGET
             quote = self._quote(waiting, backend)
-            long = self.long(quote.price)
+            long = filters.long(quote.price, self._limits)
             if reason is None and long and filters.gated(backend, self._limits):
                 reason = Reason.GATE
             if reason is not None:
@@ -309,7 +310,7 @@ class Placement:
         """What the call would cost on a backend that cannot take it now."""
         backend, price, forecast = quote.backend, quote.price, self._forecast(quote.backend, now)
         reserved = view.reserved[backend.name]
-        wait = max(WAIT_SECONDS_MIN, forecast.wait(reserved, long=self.long(price)))
+        wait = max(WAIT_SECONDS_MIN, forecast.wait(reserved, long=filters.long(price, self._limits)))
         seconds = quote.floor + WEIGHTS[call.priority] * max(wait, forecast.booked)
         return Offer(seconds, backend.last_grant, backend, price, wait, reserved)
 
@@ -338,7 +339,7 @@ class Placement:
         return filters.blocked(call, backend, self._limits, now, interactive_seen=seen, overdue=overdue)
 
     def _place(self, start: Offer, rival: Offer | None) -> Place:
-        return Place(start.backend, start.price, self.long(start.price), rival)
+        return Place(start.backend, start.price, filters.long(start.price, self._limits), rival)
 
     def _worth(self, start: Offer) -> float:
         """What it must cost elsewhere, the wait included, to be waited for."""
@@ -354,7 +355,7 @@ class Placement:
                 best.wait_seconds,
                 price.prefill_seconds,
                 price.decode_seconds,
-                long=self.long(price),
+                long=filters.long(price, self._limits),
             )
         )
 

@@ -37,9 +37,11 @@ class Roster(ABC):
         return self._dispatch(now)
 
     def remove(self, name: str) -> None:
-        """A drained backend leaves the fleet."""
+        """A drained backend leaves the fleet: one that comes under its name begins anew."""
         assert not self.backends[name].leases
         del self.backends[name]
+        for key in [key for key in self.ejections if key[0] == name]:
+            del self.ejections[key]
 
     def set_state(self, name: str, state: State, now: float, why: str = "") -> list[Decision]:
         """Probe, operator or warm-up say what a backend is up to."""

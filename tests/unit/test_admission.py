@@ -491,6 +491,16 @@ def test_a_call_whose_last_backend_was_removed_does_not_wait_for_ever() -> None:
     assert set(rejected(admission.tick(61.0))) == {"call"}
 
 
+def test_a_backend_that_comes_under_the_name_of_one_that_left_begins_anew() -> None:
+    """What was counted of that one is not its own."""
+    admission = an_admission(a_backend("gone"), a_backend("stays"))
+    for name in ("gone", "stays"):
+        admission.ejections[name, "stall"] = admission.gate_waits[name] = 1
+    admission.remove("gone")
+    admission.add(a_backend("gone"), 1.0)
+    assert (set(admission.ejections), set(admission.gate_waits)) == ({("stays", "stall")}, {"stays"})
+
+
 def test_closing_rejects_the_new_and_serves_the_old() -> None:
     """Shutting down: those that wait or run go on."""
     admission = an_admission(a_backend())
