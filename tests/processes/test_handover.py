@@ -12,6 +12,8 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +102,27 @@ async def asked(unit: Unit, words: str) -> Reply:
         return await reply(client)
 
 
+@asynccontextmanager
+async def clients(unit: Unit) -> AsyncIterator[Counter[int]]:
+    """Four that ask again and again meanwhile, each answer by its status; a connection refused or broken ends
+    the test."""
+    seen: Counter[int] = Counter()
+    done = asyncio.Event()
+
+    async def client(number: int) -> None:
+        while not done.is_set():
+            answer = await asked(unit, f"client {number}")
+            seen[answer.head.status] += 1
+            assert answer.ended == "clean"
+
+    async with asyncio.TaskGroup() as group:
+        for number in range(4):
+            group.create_task(client(number))
+        yield seen
+        done.set()
+    assert set(seen) <= {200, 503}  # 503: it had connected to the first one, and asked too late
+
+
 async def test_nobody_is_refused_while_it_restarts(tmp_path: Path) -> None:
     """Ended or killed: who comes meanwhile waits in the backlog, what ran at its orderly end was finished,
     and no hand is needed to go on."""
@@ -112,26 +135,13 @@ async def test_nobody_is_refused_while_it_restarts(tmp_path: Path) -> None:
             assert [backend["name"] for backend in backends] == ["b"]
             running = asyncio.create_task(asked(unit, "runs"))
             await one.busy()
-            seen: Counter[int] = Counter()
-            done = asyncio.Event()
-
-            async def client(number: int) -> None:
-                while not done.is_set():
-                    answer = await asked(unit, f"client {number}")  # an OSError would be the end of the test
-                    seen[answer.head.status] += 1
-                    assert answer.ended == "clean"
-
-            async with asyncio.TaskGroup() as group:
-                for number in range(4):
-                    group.create_task(client(number))
+            async with clients(unit) as seen:
                 assert await unit.end(signal.SIGTERM) == 0
                 await unit.told(b"STOPPING=1")
                 assert (await running).events[-1].done
                 log.info("ready again %.2f s after its start", await unit.start())
                 before = seen[200]
                 await until(lambda: seen[200] > before + 4, "answers after the restart")
-                done.set()
-            assert set(seen) <= {200, 503}  # 503: it had connected to the first one, and asked too late
 
             assert await unit.end(signal.SIGKILL) == -signal.SIGKILL
             waiting = asyncio.create_task(asked(unit, "waits"))
