@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from gateway import errors
 from gateway.accounting import Usage
@@ -35,13 +34,15 @@ STALE_SECONDS = 0.5  # a request on a closed connection is reset within a round 
 TAIL_SECONDS = 1.0  # for the end of the engine's answer after the client has its own
 
 
-@dataclass
 class NotStarted(Exception):
-    """The engine provably did not begin; the call goes back to its place in the queue."""
+    """The engine provably did not begin; the call goes back to its place in the queue. `prompt_tokens`: it
+    counted them while it refused."""
 
-    reason: str
-    pause_seconds: float = 0.0
-    prompt_tokens: int | None = None  # the engine counted them while it refused
+    def __init__(self, reason: str, pause_seconds: float = 0.0, prompt_tokens: int | None = None) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.pause_seconds = pause_seconds
+        self.prompt_tokens = prompt_tokens
 
 
 class Attempt:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from types import TracebackType
 
@@ -146,10 +145,13 @@ class Dispatcher:
         if foreign != self.admission.backends[name].foreign:
             self.apply(self.admission.observe(name, foreign, self.clock()))
 
-    @asynccontextmanager
-    async def spare(self, name: str) -> AsyncIterator[bool]:
-        """A slot for a request of the gateway's own, if there is one."""
-        yield self.admission.backends[name].free > 0
+    async def borrow(self, name: str) -> bool:
+        """A slot for a request of the gateway's own, if there is one: whether there was. `give_back` follows
+        in any case."""
+        return self.admission.backends[name].free > 0
+
+    def give_back(self, name: str) -> None:
+        """That request is over."""
 
     async def claim(self, id: str, key: str, most: int) -> bool:
         """Whether one more request of a client's key may run, of so many at a time in all gateways; to

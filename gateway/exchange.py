@@ -317,7 +317,7 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Called by the loop, last of all. Over TLS without an orderly end: no body ends so."""
         self._let_go(f"the connection broke: {exc or 'closed without notice'}")
-        del self._parser  # it holds our methods: a cycle that would wait for the collector
+        self._parser = httptools.HttpResponseParser(None)  # it held us: a cycle, for the collector to find
 
     # The parser calls these; what they raise comes out of feed_data as the context of its error.
 

@@ -244,4 +244,10 @@ class _Serving:
         if live.failure is not None:
             self._task.uncancel()
             if exc_type is asyncio.CancelledError:
-                raise live.failure from None
+                # What is raised knows all calls that it passes, and so this request: they let go of it here,
+                # or each interruption would have to be found by the garbage collector.
+                failure, live.failure = live.failure, None
+                try:
+                    raise failure from None
+                finally:
+                    del failure

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import logging
 import resource
 import signal
@@ -25,6 +24,7 @@ import uvicorn
 
 from gateway import errors, systemd
 from gateway.app import Gateway
+from gateway.collector import Collector
 from gateway.direct import Serve
 from gateway.outbox import Outbox
 from gateway.routes import ROUTES
@@ -39,7 +39,6 @@ KEEP_ALIVE_SECONDS = 75
 CONNECTIONS_MAX = 10_000  # of each port; an idle one takes some 10 KB
 DESCRIPTORS_MAX = 65_536
 LAST_SECONDS = 5
-GC_THRESHOLDS = (20_000, 20, 20)  # a request makes some 300 objects, none of which needs the collector
 SWITCH_SECONDS = 0.0005  # a stream waits so long for another thread, ten times at once; Python's is 0.005
 
 
@@ -195,10 +194,6 @@ async def serve(
         # uvicorn tells by a flag only
         while not all(server.started for server in servers) and not any(task.done() for task in tasks):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-        # What lives as long as the process is not looked at again and again for garbage.
-        gc.collect()
-        gc.freeze()
-        gc.set_threshold(*GC_THRESHOLDS)
         sys.setswitchinterval(SWITCH_SECONDS)
         started()
         systemd.tell("READY=1")

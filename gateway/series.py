@@ -7,9 +7,8 @@ of its 170 us, and take 4 now. Here they are plain numbers, copied at a scrape; 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import accumulate
-from typing import TypeVar
 
 from prometheus_client.core import HistogramMetricFamily, Metric
 from prometheus_client.utils import floatToGoString
@@ -17,14 +16,12 @@ from prometheus_client.utils import floatToGoString
 from gateway.families import Family
 
 Labels = tuple[str, ...]
-Figure = TypeVar("Figure", "Total", "Histogram")
 
 
 class Total:
     """A sum that only grows."""
 
     __slots__ = ("value",)
-    fed = True
 
     def __init__(self, value: int = 0) -> None:
         self.value = value
@@ -43,11 +40,6 @@ class Histogram:
         self._bounds = bounds
         self.counts = counts or [0] * (len(bounds) + 1)
         self.sum = sum
-
-    @property
-    def fed(self) -> bool:
-        """Whether there was any figure."""
-        return any(self.counts)
 
     def observe(self, figures: Sequence[float]) -> None:
         """So many more."""
@@ -95,8 +87,14 @@ class Series:
     def read(self) -> Callable[[], Iterator[Metric]]:
         """Copy all figures; the function that is returned makes of them what the library writes, which takes
         far longer, and may run in any thread."""
-        totals = [(family, _copies(series)) for family, series in self._totals.items()]
-        histograms = [(family, _copies(series)) for family, series in self._histograms.items()]
+        totals = [
+            (family, [(labels, one.copy()) for labels, one in series.items()])
+            for family, series in self._totals.items()
+        ]
+        histograms = [
+            (family, [(labels, one.copy()) for labels, one in series.items() if any(one.counts)])
+            for family, series in self._histograms.items()
+        ]
 
         def metrics() -> Iterator[Metric]:
             for family, series in totals:
@@ -105,10 +103,6 @@ class Series:
                 yield _histograms(family, filled)
 
         return metrics
-
-
-def _copies(series: Mapping[Labels, Figure]) -> list[tuple[Labels, Figure]]:
-    return [(labels, copy) for labels, one in series.items() if (copy := one.copy()).fed]
 
 
 def _totals(family: Family, series: list[tuple[Labels, Total]]) -> Metric:

@@ -352,9 +352,17 @@ class EdgeProtocol(HttpToolsProtocol):
             self._late.cancel()
         if self.gone is not None:
             self.gone()
+        # All of these know the connection: left so, each would have to be found by the garbage collector.
+        self.cycle = self._served = self.gone = None  # type: ignore[assignment]
+        self.scope = None  # type: ignore[assignment]
+        self.pipeline.clear()
+        self.transport.lost()
 
     def when_gone(self, gone: Callable[[], None]) -> None:
-        """Call this when the client leaves before its answer is complete."""
+        """Call this when the client leaves before its answer is complete; at once, if it has left already."""
+        if self.parser is None:
+            gone()
+            return
         self.gone = gone
         self.flow.resume_reading()  # uvicorn pauses at 64 KiB of body, and a paused socket shows no end
 

@@ -90,6 +90,10 @@ class LingeringTransport(asyncio.Transport):
         self._unwritten = b""
         self._inner.abort()
 
+    def lost(self) -> None:
+        """The connection has ended: let go of who used it."""
+        self._unread = _nothing
+
     def is_closing(self) -> bool:
         """Whether it is closed, or about to be."""
         return self._lingers or self._inner.is_closing()
@@ -113,3 +117,8 @@ class LingeringTransport(asyncio.Transport):
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
         """Who receives from now on."""
         self._inner.set_protocol(protocol)
+
+
+def _nothing() -> bool:
+    """Nobody sends any more."""
+    return False

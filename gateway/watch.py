@@ -237,12 +237,15 @@ class Watch:
         model = min(backend.models, default="") if backend.models else ""
         for _ in range(member.settings.warmup.requests):
             fault = "no slot is free"  # resumed before it was drained: what runs on may have them all
-            async with self._dispatcher.spare(member.name) as free:
+            try:
+                free = await self._dispatcher.borrow(member.name)
                 warm = self._dispatcher.warm_elsewhere(member.name)  # by now others are heard of
                 if warm:
                     fault = ""
                 elif free and (fault := await self._warmed(member, model)):
                     member.last_error = fault
+            finally:
+                self._dispatcher.give_back(member.name)
             if backend.state is not State.WARMING:  # drained, or down, in the meantime
                 return
             if fault:

@@ -277,7 +277,7 @@ class Placement:
             seconds = quote.floor + WEIGHTS[call.priority] * ahead
             offer = Offer(seconds, backend.last_grant, backend, quote.price)
             if _better(offer, best):
-                best, second = offer, best
+                second, best = best, offer
             elif _better(offer, second):
                 second = offer
         start = best  # the best of those that can take it
@@ -292,7 +292,7 @@ class Placement:
                 break
             offer = self._later(call, quote, view, now)
             if _better(offer, best):
-                best, second = offer, best
+                second, best = best, offer
             elif _better(offer, second):
                 second = offer
         if best is None:

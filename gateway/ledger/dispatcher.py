@@ -7,8 +7,7 @@ slots are not to be given. A grant that the ledger refuses goes back to its plac
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Hashable
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Hashable
 
 from gateway.dispatcher import Dispatcher, Slot
 from gateway.ledger.ledger import Ledger, Mode
@@ -109,16 +108,15 @@ class SharedDispatcher(Dispatcher):
         if self.ledger.mode is Mode.DEGRADED:
             self.told()
 
-    @asynccontextmanager
-    async def spare(self, name: str) -> AsyncIterator[bool]:
-        id, backend = f"spare {name}", self.admission.backends[name]
+    async def borrow(self, name: str) -> bool:
+        backend = self.admission.backends[name]
         given = bool(backend.free) and await self.ledger.take(
-            id, self._url_of(name), self.clock(), backend.slots
+            _loan(name), self._url_of(name), self.clock(), backend.slots
         )
-        try:
-            yield bool(backend.free) if given is None else given
-        finally:
-            self.ledger.release(id)
+        return bool(backend.free) if given is None else given
+
+    def give_back(self, name: str) -> None:
+        self.ledger.release(_loan(name))
 
     async def claim(self, id: str, key: str, most: int) -> bool:
         ledger, url = self.ledger, f"key:{key}"
@@ -238,3 +236,8 @@ def _came(call: Call) -> float:
 def _claim(id: str) -> str:
     """What its request holds of a client's key, beside its slot."""
     return f"key {id}"
+
+
+def _loan(backend: str) -> str:
+    """A slot for a request of the gateway's own there."""
+    return f"spare {backend}"

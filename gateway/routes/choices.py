@@ -29,8 +29,8 @@ class Choices(Route):
     everywhere = True
     generates = True
     asks_usage = True
-    limit_keys = ("max_completion_tokens", "max_tokens")
-    markers = (
+    limit_keys: tuple[str, ...] = ("max_completion_tokens", "max_tokens")
+    markers: tuple[bytes, ...] = (
         b'"usage"',
         b'"timings"',
         b'"error"',

@@ -66,8 +66,8 @@ class Messages(Anthropic):
 
     path = MESSAGES
     generates = True
-    limit_keys = ("max_tokens",)
-    markers = (b'"usage"', b'"error"', b'"ping"', b"message_stop", b"[DONE]")
+    limit_keys: tuple[str, ...] = ("max_tokens",)
+    markers: tuple[bytes, ...] = (b'"usage"', b'"error"', b'"ping"', b"message_stop", b"[DONE]")
     token_mark = b'"content_block_delta"'
     ending = STOP
 

@@ -26,8 +26,14 @@ class Responses(Route):
     path = RESPONSES
     generates = True
     listed = "input"
-    limit_keys = ("max_output_tokens",)
-    markers = (b"response.completed", b"response.incomplete", b"response.failed", b'"error"', b"[DONE]")
+    limit_keys: tuple[str, ...] = ("max_output_tokens",)
+    markers: tuple[bytes, ...] = (
+        b"response.completed",
+        b"response.incomplete",
+        b"response.failed",
+        b'"error"',
+        b"[DONE]",
+    )
     token_mark = b'"delta"'
     error_field = NAMED_ERROR
 
