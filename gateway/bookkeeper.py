@@ -45,7 +45,7 @@ class Bookkeeper:
         self._tended = float("-inf")  # when the journal was opened, tried to be, or last written
         self._due = threading.Event()  # there is something to do
         self._closing = False
-        self._thread = threading.Thread(target=self._run, name="bookkeeper", daemon=True)
+        self._writer = threading.Thread(target=self._run, name="bookkeeper", daemon=True)
 
     def observe(self, record: Record) -> None:
         """A request ended."""
@@ -57,13 +57,13 @@ class Bookkeeper:
 
     def start(self) -> None:
         """Begin to write. Until then nothing touches the disk."""
-        self._thread.start()
+        self._writer.start()
 
     async def close(self) -> None:
         """Write what is left, for as long as may be waited."""
         self._closing = True
         self._due.set()
-        await asyncio.to_thread(self._thread.join, CLOSE_SECONDS)
+        await asyncio.to_thread(self._writer.join, CLOSE_SECONDS)
 
     def _make_rows(self) -> None:
         """Called by both threads: each record is taken by one of them."""

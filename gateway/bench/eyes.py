@@ -40,11 +40,9 @@ class Round:
     cpu_seconds: float  # of a request
 
 
-class Unwatched(Accounts):
-    """Closes records for those alone who need them to decide."""
-
-    def __init__(self, *observers: Observer) -> None:
-        super().__init__(*(observer for observer in observers if isinstance(observer, Lessons)))
+def unwatched(*observers: Observer) -> Accounts:
+    """Accounts that close records for those alone who need them to decide."""
+    return Accounts(*(observer for observer in observers if isinstance(observer, Lessons)))
 
 
 def targets() -> list[Target]:
@@ -120,7 +118,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 def serve_blind(words: Sequence[str]) -> None:
     """`slotgate serve`, with nobody to look."""
-    vars(gateway.app)["Accounts"] = Unwatched
+    vars(gateway.app)["Accounts"] = unwatched
     app(["serve", *words])
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.accounting import Record
-from gateway.bench.eyes import BOUND, Round, Unwatched, report
+from gateway.bench.eyes import BOUND, Round, unwatched, report
 from gateway.lessons import Lessons
 
 
@@ -46,5 +46,5 @@ def test_nobody_looks_in_a_blind_gateway_but_who_must() -> None:
             self.learnt.append(record)
 
     learns, record = Learns(), Record("x", "/v1/chat/completions", 0.0)
-    Unwatched(Eye(), learns).close(record, 1.0)
+    unwatched(Eye(), learns).close(record, 1.0)
     assert (seen, learns.learnt) == ([], [record])
