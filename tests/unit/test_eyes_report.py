@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.accounting import Record
-from gateway.bench.eyes import BOUND, Round, unwatched, report
+from gateway.bench.eyes import BOUND, Round, report, unwatched
 from gateway.lessons import Lessons
 
 
