@@ -189,11 +189,13 @@ async def serve(
     steered(steering)
     gateway.dispatcher.state_changed.append(partial(_tell, gateway))
     gateway.stop = steering.stop
+    collector = Collector(lambda: not gateway.inflights.by_id, loop.time)
     tasks = [loop.create_task(server.serve(sockets=[listening])) for server, listening in ports]
     try:
         # uvicorn tells by a flag only
         while not all(server.started for server in servers) and not any(task.done() for task in tasks):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
+        collector.start()
         sys.setswitchinterval(SWITCH_SECONDS)
         started()
         systemd.tell("READY=1")
@@ -214,6 +216,7 @@ async def serve(
             await asyncio.sleep(LAST_REQUEST_SECONDS)
         await gateway.drain(gateway.settings.server.shutdown_seconds)
     finally:
+        collector.stop()
         for server in servers:
             server.should_exit = True
         await asyncio.gather(*tasks)

@@ -360,7 +360,7 @@ class EdgeProtocol(HttpToolsProtocol):
 
     def when_gone(self, gone: Callable[[], None]) -> None:
         """Call this when the client leaves before its answer is complete; at once, if it has left already."""
-        if self.parser is None:
+        if self not in self.connections:
             gone()
             return
         self.gone = gone

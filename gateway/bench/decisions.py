@@ -13,7 +13,7 @@ import random
 import sys
 from time import thread_time
 
-from gateway.lifecycle import GC_THRESHOLDS
+from gateway.collector import GC_THRESHOLDS
 from policies.admission import Admission
 from policies.prefix import Link, PrefixShadow
 from policies.service_model import ServiceModel

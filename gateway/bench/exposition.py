@@ -18,7 +18,8 @@ import uvloop
 
 from gateway.accounting import Record, TokenSource
 from gateway.api import exposition
-from gateway.lifecycle import GC_THRESHOLDS, SWITCH_SECONDS
+from gateway.collector import GC_THRESHOLDS
+from gateway.lifecycle import SWITCH_SECONDS
 from gateway.metrics import Metrics
 from policies.admission import Admission
 from policies.prefix import PrefixShadow

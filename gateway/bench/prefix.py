@@ -23,9 +23,9 @@ from typing import Any, cast
 
 from gateway.accounting import Record
 from gateway.client import Client
+from gateway.collector import GC_THRESHOLDS
 from gateway.engines.base import CHAT
 from gateway.inflight import Inflight
-from gateway.lifecycle import GC_THRESHOLDS
 from gateway.mender import Mender
 from gateway.metrics import Metrics
 from gateway.options import PrefixSettings
