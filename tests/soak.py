@@ -275,11 +275,13 @@ async def main(minutes: float, seed: int) -> int:
         for each in one.engines:
             await one.count(each)
         suffered = sum((each.suffered for each in one.proxies), Counter())
-        stalls = [line["stall"] for line in seen(one.watched, "stall")]
+        stalls = sorted(seen(one.watched, "stall"), key=lambda line: float(line["stall"]), reverse=True)
+        collector = max(line["collector"] for line in seen(one.watched, "collector"))
     told = defects(kept.read_text(errors="replace"))
     over = one.over_slots.total()
     figures |= {"seed": seed, "minutes": minutes, "requests": dict(outcomes), "suffered": dict(suffered)}
-    figures |= {"over_slots": over, "stalls_seconds": sorted(stalls)[-5:], "defects": len(told)}
+    figures |= {"over_slots": over, "collector_seconds": collector, "defects": len(told)}
+    figures |= {"stalls": [f"{line['stall']} s: {' < '.join(line['at'][::-1])}" for line in stalls]}
     figures |= {"standard_error": str(kept)}
     print(json.dumps(figures, indent=1), *told[:10], sep="\n")  # noqa: T201
     return 1 if figures["faults"] or told or over else 0

@@ -1,7 +1,8 @@
 """The gateway as it is, watched from inside: `python -m tests.processes.watched serve ...`.
 
-Writes JSON lines to the file that `WATCHED` names: each second how many tasks there are and how much memory
-is in use, and each turn of the event loop that took long, with what it was at. What counts is the processor
+Writes JSON lines to the file that `WATCHED` names: each second how many tasks there are, how much memory is
+in use and how long the garbage collector took at most; and each turn of the event loop that took long, with
+what it was at. What counts is the processor
 time of the loop's thread: on a machine that does other things too, the time on the clock says nothing of
 the gateway.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import faulthandler
+import gc
 import json
 import os
 import re
@@ -62,12 +64,15 @@ class Watcher:
         self._beat_at, self._worked = time.monotonic(), time.thread_time()
         self._seen: list[str] = []
         self._over = False
+        self._collects, self._collected = 0.0, 0.0  # since when, how long at most
+        gc.callbacks.append(self._look_at_collector)
         threading.Thread(target=self._look, daemon=True).start()
         self._beat()
 
     def stop(self) -> None:
         """Watch no more."""
         self._over = True
+        gc.callbacks.remove(self._look_at_collector)
 
     def _beat(self) -> None:
         """One turn of the loop is over."""
@@ -76,7 +81,8 @@ class Watcher:
             self._tell(stall=round(worked - self._worked, 3), at=self._seen)
         if now - self._told >= 1.0:
             self._told = now
-            self._tell(tasks=len(asyncio.all_tasks()), used=used_bytes())
+            self._tell(tasks=len(asyncio.all_tasks()), used=used_bytes(), collector=round(self._collected, 4))
+            self._collected = 0.0
         self._beat_at, self._worked, self._seen = time.monotonic(), time.thread_time(), []
         if not self._over:
             self._loop.call_later(BEAT_SECONDS, self._beat)
@@ -94,6 +100,13 @@ class Watcher:
                     faulthandler.dump_traceback(scratch)
                     scratch.seek(0)
                     self._seen = calls(scratch.read(), self._thread)
+
+    def _look_at_collector(self, phase: str, _: dict[str, int]) -> None:
+        """It begins, or has ended, in whatever thread."""
+        if phase == "start":
+            self._collects = time.thread_time()
+        else:
+            self._collected = max(self._collected, time.thread_time() - self._collects)
 
     def _tell(self, **what: Any) -> None:
         self._out.write(json.dumps(what) + "\n")
