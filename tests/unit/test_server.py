@@ -243,6 +243,25 @@ async def test_a_client_with_two_requests_in_one_write_is_noticed_when_it_leaves
             await stream.gone.wait()
 
 
+async def test_who_asks_late_whether_the_client_left_is_told_so() -> None:
+    """A key may be claimed in Redis before the request is watched."""
+    begun, left, gone = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def late(arrival: Arrival) -> None:
+        begun.set()
+        await left.wait()
+        arrival.watch(gone.set)
+
+    async with connected(late) as client:
+        await client.write(ASKED)
+        async with asyncio.timeout(SECONDS):
+            await begun.wait()
+            client.writer.close()
+            await until(lambda: not client.served.server_state.connections)
+            left.set()
+            await gone.wait()
+
+
 async def test_a_client_that_leaves_with_two_requests_is_no_defect(caplog: pytest.LogCaptureFixture) -> None:
     """Below ASGI as on it: that the first one has no answer is said to nobody, nor logged."""
     async with connected(answer) as client:
