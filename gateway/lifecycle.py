@@ -190,12 +190,12 @@ async def serve(
     gateway.dispatcher.state_changed.append(partial(_tell, gateway))
     gateway.stop = steering.stop
     collector = Collector(lambda: not gateway.inflights.by_id, loop.time)
+    collector.start()  # before anybody is served: it looks at all of the process once
     tasks = [loop.create_task(server.serve(sockets=[listening])) for server, listening in ports]
     try:
         # uvicorn tells by a flag only
         while not all(server.started for server in servers) and not any(task.done() for task in tasks):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-        collector.start()
         sys.setswitchinterval(SWITCH_SECONDS)
         started()
         systemd.tell("READY=1")
