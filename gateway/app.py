@@ -261,7 +261,7 @@ def client_api(gateway: Gateway) -> FastAPI:
 
 def misdirected(path: str) -> errors.GatewayError:
     """What is wrong with a request that no route takes; a base URL without /v1, or with it for a
-    client of Anthropic's, is the usual mistake."""
+    client of Anthropic's, is the usual mistake, the other port the next one."""
     if path in ROUTES:
         return errors.MethodNotAllowed(path, "POST")
     why = errors.NO_PATH
@@ -269,4 +269,6 @@ def misdirected(path: str) -> errors.GatewayError:
         why = f"{why} Did you mean /v1{path}? A client's base URL must end in /v1."
     elif path.startswith("/v1/v1/"):
         why = f"{why} Did you mean {path[3:]}? This client's base URL must not end in /v1."
+    elif path == "/console" or path.startswith("/admin/"):
+        why = f"{why} It is one of the admin port (server.admin_port)."
     return errors.NotFound(why)

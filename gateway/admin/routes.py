@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import FastAPI
 from fastapi.responses import Response
 
-from gateway import __version__
+from gateway import __version__, errors
 from gateway.admin.door import Door
 from gateway.admin.events import Events, EventStream
 from gateway.admin.operations import Operations
@@ -40,7 +40,7 @@ def admin_app(operations: Operations, events: Events, guard: AdminGuard, intake:
         responses={kind: {"model": ErrorView, "description": "The error object."} for kind in ("4XX", "5XX")},
     )
     app.add_middleware(Door, guard=guard, pages=pages(), intake=intake)
-    answer_errors(app)
+    answer_errors(app, misdirected)
 
     @app.get("/admin/backends")
     async def backends() -> list[BackendView]:
@@ -119,3 +119,13 @@ def admin_app(operations: Operations, events: Events, guard: AdminGuard, intake:
         return metrics_page(await operations.exposition())
 
     return app
+
+
+def misdirected(path: str) -> errors.GatewayError:
+    """What is wrong with a request that no route takes: it was meant for the page, or for the other port."""
+    why = errors.NO_PATH
+    if path == "/":
+        why = f"{why} Did you mean /console?"
+    elif path.startswith("/v1/"):
+        why = f"{why} It is one of the client port (server.port)."
+    return errors.NotFound(why)

@@ -91,7 +91,7 @@ class AdminClient:
             )
         # Engines have errors too, but without a code, or with a number for one.
         ours = isinstance(error, dict) and isinstance(error.get("code"), str)
-        if not ours or not isinstance(message, str) or message == errors.NO_PATH:
+        if not ours or not isinstance(message, str) or message.startswith(errors.NO_PATH):
             return f"{self.url} is not a gateway's admin port: name that with --admin or $SLOTGATE_ADMIN_URL."
         return message
 

@@ -219,7 +219,8 @@ def _missing(given: Given, memory: Memory) -> str:
     own = [form for form in FORMS if given.engine and form.division is memory.division]
     if wanted := min(begun or own, key=lambda form: len(form.needs - given.names), default=None):
         asked = [f"--engine {given.engine}"] if given.engine and not begun else wanted.needs & given.names
-        return f"With {_listed(asked)}, {_listed(wanted.needs - given.names)} must be given, too."
+        missing = _listed(wanted.needs - given.names)
+        return f"With {_listed(asked)}, {missing} must be given, too; the examples of --help have all forms."
     return (
         f"Name the engine with --engine ({', '.join(ENGINES)}) and its figures, or for an estimate "
         f"give {_listed(FORMS[0].needs)}; the examples of --help have all forms."

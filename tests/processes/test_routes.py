@@ -305,6 +305,9 @@ async def test_what_clients_get_wrong_or_add_to_a_path(stage: Stage) -> None:
     wrong = await ask(stage.gateway, body(MESSAGES, "wrong", "vllm"), path=f"/v1{MESSAGES}")
     assert wrong.head.status == 404
     assert f"Did you mean {MESSAGES}?" in json.loads(wrong.body)["error"]["message"]
+    page = await ask(stage.gateway, b"", path="/console", method="GET")
+    assert page.head.status == 404
+    assert "admin port" in json.loads(page.body)["error"]["message"]
     beta = await ask(stage.gateway, body(MESSAGES, "beta", "vllm"), path=f"{MESSAGES}?beta=true")
     assert beta.head.status == 200
 

@@ -277,6 +277,16 @@ async def test_an_unknown_backend_is_told_the_known_ones(
     assert error["message"] == "There is no backend 'smal'. These exist: small, large."
 
 
+@pytest.mark.parametrize(("path", "mend"), [("/", "Did you mean /console?"), ("/v1/models", "client port")])
+async def test_a_path_meant_for_elsewhere_is_told_where(
+    operator: httpx.AsyncClient, path: str, mend: str
+) -> None:
+    """The page, or the other port: still a 404."""
+    response = await operator.get(path)
+    assert response.status_code == 404
+    assert mend in error_of(response)["message"]
+
+
 async def test_the_queue_is_in_the_order_of_starts(gateway: Gateway, operator: httpx.AsyncClient) -> None:
     """Interactive calls stand before agents'; each says by backend why it waits."""
     submit(gateway, "running")

@@ -17,6 +17,7 @@ import pytest
 from rich.console import Console
 
 from gateway import __version__, errors
+from gateway.app import misdirected
 from gateway.auth import Keys
 from gateway.cli.admin_client import AdminClient, backend_path
 from gateway.cli.app import main
@@ -214,6 +215,7 @@ def answering(status: int, body: bytes) -> AdminClient:
         (403, errors.Forbidden("Ask as localhost.").body(), "Ask as localhost."),
         (404, errors.NotFound("There is no backend 'x'.").body(), "There is no backend 'x'."),
         (404, errors.NotFound().body(), "is not a gateway's admin port"),
+        (404, misdirected("/admin/backends").body(), "is not a gateway's admin port"),
         (404, b'{"error": {"message": "unknown endpoint"}}', "is not a gateway's admin port"),
         (404, b"<html>", "is not a gateway's admin port"),
         (200, b"<html>", "is not a gateway's admin port"),
