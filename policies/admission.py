@@ -88,7 +88,7 @@ class Admission(Roster):
         lease.work.first_token = lease.work.first_token or backend.load.read(now)
         if backend.prefilling and not backend.foreign:
             backend.next_prefill(now)
-        backend.ejection.succeeded()
+        backend.ejection.worked(now)
         decisions: list[Decision] = []
         if lease.trial and backend.state is State.EJECTED:
             backend.resting = max(0, backend.slots - RAMP_SLOTS)

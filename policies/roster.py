@@ -15,6 +15,7 @@ from policies.service_model import ServiceModel
 from policies.types import Backend, Call, Decision, Source, State, StateChanged
 
 UNAVAILABLE = (State.DOWN, State.EJECTED)
+ELSEWHERE = "elsewhere"  # why it is ejected: requests of another gateway failed
 
 
 class Roster(ABC):
@@ -123,6 +124,23 @@ class Roster(ABC):
         request tries it now."""
         backend = self.backends[name]
         if backend.state is not State.EJECTED or self._others_ready(backend):
+            return []
+        backend.ejection.until = min(backend.ejection.until, now)
+        return self._dispatch(now)
+
+    def ejected_elsewhere(self, name: str, now: float) -> list[Decision]:
+        """Another gateway has ejected it."""
+        backend = self.backends[name]
+        if backend.state is not State.READY or not backend.ejection.told(now):
+            return []
+        self.ejections[name, ELSEWHERE] += 1
+        decisions = self._enter(backend, State.EJECTED, "another gateway ejected it", now)
+        return decisions + self._dispatch(now)
+
+    def recovered_elsewhere(self, name: str, now: float) -> list[Decision]:
+        """It works again for another gateway: one request tries it now."""
+        backend = self.backends[name]
+        if backend.state is not State.EJECTED:
             return []
         backend.ejection.until = min(backend.ejection.until, now)
         return self._dispatch(now)

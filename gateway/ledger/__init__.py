@@ -7,6 +7,7 @@ dispatcher ... Admission's face for a gateway that is not alone
 notes ........ what gateways tell each other of prompts that they sent: hashes and lengths
 stream ....... where those stand, in Redis
 shadows ...... what others sent, booked here; a convenience, which nothing waits for
+ejections .... backends that failed others
 """
 
 from __future__ import annotations
@@ -29,10 +30,15 @@ def dispatcher_of(
     if not url:
         return Dispatcher(admission, clock)
     from gateway.ledger.dispatcher import SharedDispatcher  # who is alone need not load it
+    from gateway.ledger.ejections import SharedEjections
     from gateway.ledger.redis import RedisStore
     from gateway.ledger.shadows import SharedShadows
     from gateway.ledger.stream import RedisStream
 
     store = RedisStore(url, redis.pool)
     shadows = SharedShadows(admission.backends, url_of, RedisStream(url, redis.pool))
-    return SharedDispatcher(admission, clock, url_of, store, redis.lease_seconds, shadows)
+    dispatcher = SharedDispatcher(admission, clock, url_of, store, redis.lease_seconds, shadows)
+    ejections = SharedEjections(dispatcher, url_of, shadows.tell)
+    shadows.health = ejections.heard
+    dispatcher.state_changed.append(ejections.state_changed)
+    return dispatcher

@@ -28,6 +28,8 @@ class Kind(enum.IntEnum):
     SENT = 1  # a prompt, to an engine
     FOUND = 2  # the engine told how much of a prompt, named by its last link, it had cached
     RESTARTED = 3  # the engine: nothing that was sent before is cached
+    EJECTED = 4  # the engine, as requests failed there
+    RECOVERED = 5  # it worked again
 
 
 class Note(NamedTuple):
@@ -67,7 +69,7 @@ class Note(NamedTuple):
             raise ValueError(f"no note: {fault}") from None
         if max(links, places) > LINKS_MAX or not (_grows(note.chain) and _grows(note.inside)):
             raise ValueError("no prompt has such links")
-        if not links and note.kind is not Kind.RESTARTED:
+        if not links and note.kind in (Kind.SENT, Kind.FOUND):
             raise ValueError("of no prompt")
         return owner, note
 

@@ -26,6 +26,7 @@ log = logging.getLogger("slotgate.ledger")
 
 TELL_SECONDS = 0.25
 TELL_MAX = 64  # notes at once; what is beyond is not told
+HEALTH = (Kind.EJECTED, Kind.RECOVERED)
 BOOKINGS_MAX = 1024  # of others, of which it is not told yet what their engines found
 PAUSE_SECONDS, PAUSE_SECONDS_MAX = 1.0, 5.0  # after a failure
 
@@ -46,6 +47,7 @@ class SharedShadows:
         self._url_of = url_of
         self._stream = stream
         self._owner = secrets.token_bytes(OWNER_BYTES)
+        self.health: Callable[[Note], None] | None = None  # is told what others say of engines' failures
         self._notes: list[Note] = []  # that are not told yet
         self._since: str | None = None  # the place in the stream up to which it is read
         self._known: set[str] = set()  # backends that were ready here once
@@ -84,6 +86,10 @@ class SharedShadows:
         elif change.state is State.READY and name not in self._known:
             self._known.add(name)
             self._new.add(name)
+
+    def tell(self, note: Note) -> None:
+        """Leave a note for the others; for what is rare."""
+        self._notes.append(note)
 
     def _tell(self, note: Note) -> None:
         if len(self._notes) < TELL_MAX:
@@ -131,6 +137,7 @@ class SharedShadows:
         """Book what the last minutes brought to new backends, this gateway's own prompts included, which it
         may have sent before it was restarted."""
         place, new = await self._stream.recent(), set(self._new)
+        ejected: dict[str, Note] = {}  # there to this day, as far as is known; by URL
         while True:
             came = await self._stream.exchange((), place)
             backends = {self._url_of(name): self._backends[name] for name in new & self._backends.keys()}
@@ -138,13 +145,21 @@ class SharedShadows:
                 place = behind
                 _, note = _read(told)
                 if note is not None and (backend := backends.get(note.url)) is not None:
-                    if note.kind is Kind.RESTARTED:
+                    if note.kind is Kind.EJECTED:
+                        ejected[note.url] = note
+                    elif note.kind is Kind.RECOVERED:
+                        ejected.pop(note.url, None)
+                    elif note.kind is Kind.RESTARTED:
+                        ejected.pop(note.url, None)
                         backend.shadow.clear()
                     else:
                         self._apply(backend, note)
             if len(came) < READ_MAX:
                 break
         self._again(backends)
+        if self.health is not None:
+            for note in ejected.values():
+                self.health(note)
         self._new -= new
         self._since = self._since or place
 
@@ -158,7 +173,10 @@ class SharedShadows:
             if note is None or (backend := backends.get(note.url)) is None:
                 continue
             own = owner == self._owner
-            if note.kind is Kind.RESTARTED:  # each gateway sees that of others for itself
+            if note.kind in HEALTH:
+                if not own and self.health is not None:
+                    self.health(note)
+            elif note.kind is Kind.RESTARTED:  # each gateway sees that of others for itself
                 if own:
                     self._restarted.discard(note.url)
             elif note.url in self._restarted:

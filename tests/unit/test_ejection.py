@@ -41,6 +41,20 @@ def test_a_success_clears_the_record() -> None:
     assert ejection.until == 30.0
 
 
+def test_what_failed_another_gateway_is_left_alone_unless_it_just_worked() -> None:
+    """Then one failure more is enough; a trial that fails counts as the second ejection."""
+    told = Ejection()
+    told.worked(0.0)
+    assert told.told(31.0) and told.until == 76.0
+    assert told.failed(76.0, trial=True) and told.until == 136.0
+    works = Ejection()
+    works.worked(10.0)
+    assert not works.told(39.0) and works.until == 0.0
+    assert works.failed(40.0) and works.until == 70.0
+    works.worked(71.0)
+    assert not works.failed(72.0)
+
+
 # -- as admission applies it -------------------------------------------------------------------------
 
 
@@ -181,3 +195,28 @@ def test_a_new_process_has_a_clean_record() -> None:
     admission.failed("backend", 2.0, "reset")
     assert admission.backends["backend"].state is State.READY
     assert len(admission.backends["backend"].shadow) == 0
+
+
+def test_one_that_is_ejected_elsewhere_is_tried_once_when_it_recovers_there() -> None:
+    """Or when its time is over, if nothing is heard; one that is down or ejected already stays as it is."""
+    admission = an_admission(a_backend(slots=3), a_backend("other", slots=0))
+    assert admission.ejected_elsewhere("backend", 0.0) == [
+        StateChanged("backend", State.EJECTED, "another gateway ejected it")
+    ]
+    assert admission.ejections == {("backend", "elsewhere"): 1}
+    assert admission.ejected_elsewhere("backend", 20.0) == [], "nobody can keep it out for longer"
+    assert granted(admission.submit(a_call("a"), 20.0)) == granted(admission.tick(44.9)) == {}
+    assert granted(admission.tick(45.0)) == {"a": "backend"}
+    admission.first_token("a", 46.0)
+    assert admission.backends["backend"].state is State.READY
+    assert admission.ejected_elsewhere("backend", 75.0) == [], "it works here"
+    admission.finish("a", 75.0)
+    eject(admission, now=80.0)
+    admission.submit(a_call("b"), 81.0)
+    admission.submit(a_call("c"), 81.0)
+    assert granted(admission.recovered_elsewhere("backend", 90.0)) == {"b": "backend"}
+    admission.set_state("backend", State.DOWN, 91.0)
+    assert (
+        admission.ejected_elsewhere("backend", 92.0) == admission.recovered_elsewhere("backend", 92.0) == []
+    )
+    assert admission.backends["backend"].state is State.DOWN
