@@ -79,6 +79,7 @@ class Gateway:
             aliases=settings.models,
             running=self.inflights.records,
             sharing=lambda: self.dispatcher.sharing,
+            differences=self.dispatcher.differences,
             accepted=self.fleet.accepted,
             clock=clock,
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import TracebackType
 
@@ -144,6 +144,14 @@ class Dispatcher:
         """The engine works on so many requests that are not this gateway's."""
         if foreign != self.admission.backends[name].foreign:
             self.apply(self.admission.observe(name, foreign, self.clock()))
+
+    def reported(self, name: str, foreign: int) -> None:
+        """The engine says that it works on so many requests that are not this gateway's, none of which began
+        or ended meanwhile."""
+
+    def differences(self) -> Mapping[tuple[str, str], int]:
+        """How often what is shared was found to be wrong, by backend and kind: `lost`, `unknown`, `idle`."""
+        return {}
 
     async def borrow(self, name: str) -> bool:
         """A slot for a request of the gateway's own, if there is one: whether there was. `give_back` follows

@@ -125,6 +125,12 @@ OVERHEAD = Family(
 SHARED_STATE = Family(
     "slotgate_shared_state", ("state",), "1 for where slots are counted; local: by this gateway alone."
 )
+SHARED_DIFFERENCES = Family(
+    "slotgate_shared_differences_total",
+    ("backend", "kind"),
+    "Slots of this gateway that Redis had lost, and was told of again (lost); how often an engine ran, for "
+    "over 5 s, at least two requests more (unknown) or fewer (idle) than Redis knew of.",
+)
 CONFIG_INVALID = Family("slotgate_config_invalid", (), "1 while the file on disk is refused.")
 BUILD_INFO = Family("slotgate_build_info", ("version",), "Always 1.")
 
@@ -158,6 +164,7 @@ READ_AT_SCRAPE = (
     SPEC_ACCEPT,
     PREFIX_HITS,
     SHARED_STATE,
+    SHARED_DIFFERENCES,
     CONFIG_INVALID,
     BUILD_INFO,
 )

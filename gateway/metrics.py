@@ -35,6 +35,7 @@ from gateway.families import (
     REQUEST_SECONDS,
     REQUESTS,
     RETRIES,
+    SHARED_DIFFERENCES,
     SHARED_STATE,
     SLOTS,
     TOKENS,
@@ -69,6 +70,7 @@ class Metrics:
         accepted: Callable[[], Mapping[str, float]] = dict,
         clock: Callable[[], float] = time.monotonic,
         sharing: Callable[[], str] = lambda: "local",
+        differences: Callable[[], Mapping[tuple[str, str], int]] = dict,
     ) -> None:
         self._admission = admission
         self._version = version
@@ -76,6 +78,7 @@ class Metrics:
         self.follow(aliases)
         self._config_invalid = False
         self._sharing = sharing
+        self._differences = differences
         self._series = Series(FED)
         self._figures: dict[Kind, Figures] = {}
         self._prepare = self._series.histogram(OVERHEAD, "prepare")
@@ -171,7 +174,10 @@ class Metrics:
         build.add_metric((self._version,), 1)
         for state in SHARED_STATES:
             shared.add_metric((state,), state == self._sharing())
-        yield from (invalid, build, shared)
+        differences = SHARED_DIFFERENCES.counter()
+        for backend_and_kind, count in self._differences().items():
+            differences.add_metric(backend_and_kind, count)
+        yield from (invalid, build, shared, differences)
 
     def _model_label(self, model: str) -> str:
         if model in self._models:

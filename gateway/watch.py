@@ -213,6 +213,7 @@ class Watch:
                 self._dispatcher.finish(id)
         if quiet:
             self._foreign(member, max(0, busy - own))
+            self._dispatcher.reported(member.name, max(0, busy - own))
 
     def _foreign(self, member: Member, foreign: int) -> None:
         believed = min(foreign, member.foreign)

@@ -8,6 +8,7 @@ notes ........ what gateways tell each other of prompts that they sent: hashes a
 stream ....... where those stand, in Redis
 shadows ...... what others sent, booked here; a convenience, which nothing waits for
 ejections .... backends that failed others
+differences .. where engines say otherwise
 """
 
 from __future__ import annotations

@@ -7,9 +7,10 @@ slots are not to be given. A grant that the ledger refuses goes back to its plac
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 
 from gateway.dispatcher import Dispatcher, Slot
+from gateway.ledger.differences import Differences
 from gateway.ledger.ledger import Ledger, Mode
 from gateway.ledger.shadows import SharedShadows
 from gateway.ledger.step import Store, Word
@@ -78,6 +79,7 @@ class SharedDispatcher(Dispatcher):
         self._strangers: dict[str, int] = {}  # and those of nobody whom the ledger knows
         self._drains: dict[str, str] = {}  # as they were followed last, by engine
         self._unexplained: dict[str, int] = {}  # measured since the ledger was heard last
+        self._differences = Differences()
         self._peaks: dict[str, int] = {}  # the most that others held since engines were asked last
 
     @property
@@ -107,6 +109,19 @@ class SharedDispatcher(Dispatcher):
         self._measured[name] = self._unexplained[name] = foreign
         if self.ledger.mode is Mode.DEGRADED:
             self.told()
+
+    def reported(self, name: str, foreign: int) -> None:
+        ledger, held = self.ledger, self.ledger.elsewhere[self._url_of(name)]
+        if ledger.mode is Mode.DEGRADED or ledger.frozen:
+            return
+        if self._differences.looked(name, foreign, held, self.clock()):
+            ledger.resync()
+
+    def differences(self) -> Mapping[tuple[str, str], int]:
+        names = self.admission.backends.keys()
+        self._differences.keep(names)
+        lost = {(name, "lost"): count for name in names if (count := self.ledger.lost[self._url_of(name)])}
+        return {**lost, **self._differences.counts}
 
     async def borrow(self, name: str) -> bool:
         backend = self.admission.backends[name]

@@ -89,6 +89,8 @@ class Ledger:
         self.standings: dict[str, Standing] = {}  # by engine, as last told
         self.gateways = 2  # that share, as last told; at first there may be another one
         self.elsewhere: Counter[str] = Counter()  # slots that other gateways hold, by engine
+        # By engine, slots of this gateway's that the ledger had lost, and was told of again.
+        self.lost: Counter[str] = Counter()
         self.drains: dict[str, str] = {}  # why operators drained engines, here or elsewhere, by engine
         self._drained: dict[str, str | None] = {}  # what they said here and is not told yet
         self._speaker = speaker
@@ -105,6 +107,7 @@ class Ledger:
         self._wanted: list[Wanting] = []
         self._freed: dict[str, str] = {}  # numbers that are to be given back, and their engines
         self._entered: dict[str, str] = {}  # numbers that may stand in the ledger, and their engines
+        self._granted: set[str] = set()  # those that surely stood there once
         self._kicked = asyncio.Event()
         self._looks = False
         self._claims = False  # it said last that calls wait here
@@ -176,6 +179,11 @@ class Ledger:
     def drain(self, url: str, why: str | None) -> None:
         """Let all gateways drain an engine, or resume it."""
         self._drained[url] = why
+        self._kicked.set()
+
+    def resync(self) -> None:
+        """Tell the ledger again what is held here, and hear what the others do."""
+        self._untold = True
         self._kicked.set()
 
     def look(self) -> None:
@@ -302,6 +310,9 @@ class Ledger:
             self._renewal = asked_at + RENEW_SHARE * self._lease_seconds
             told = {one.number for one in (*step.held, *step.freed)} | {one.number for one in step.wanted}
             self._entered = {number: url for number, url in self._entered.items() if number in told}
+            for one, had in zip(step.held, reply.had, strict=True):
+                self.lost[step.words[one.engine].url] += not had and one.number in self._granted
+            self._granted = {one.number for one in step.held}
         for one in step.freed:
             self._freed.pop(one.number, None)
             self._entered.pop(one.number, None)
@@ -311,6 +322,7 @@ class Ledger:
                 self._freed.pop(want.number, None)
             elif not want.given.done():
                 self._held[want.id] = Held(want.number, want.url)
+                self._granted.add(want.number)
         own = Counter(self._entered.values())
         self.standings = {word.url: one for word, one in zip(step.words, reply.standings, strict=True)}
         self.gateways = max((one.gateways for one in reply.standings), default=self.gateways)

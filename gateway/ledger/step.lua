@@ -70,8 +70,9 @@ local function member(number) return step.owner .. ':' .. number end
 
 local function hold(engine, number)
   local key = KEYS[3 + engine]
-  redis.call('ZADD', key, string.format('%d', now + step.lease), member(number))
+  local new = redis.call('ZADD', key, string.format('%d', now + step.lease), member(number))
   redis.call('PEXPIRE', key, 10 * step.lease)
+  return new
 end
 
 -- When a call came that waits for this engine, by this server's clock. What was said first counts, so that two
@@ -122,8 +123,9 @@ if step.bye then
 else
   redis.call('HSET', KEYS[2], step.owner, cjson.encode(word))
 end
+local had = {} -- which of them stood here
 if step.full then
-  for _, one in ipairs(step.held) do hold(one[1], one[2]) end
+  for i, one in ipairs(step.held) do had[i] = 1 - hold(one[1], one[2]) end
   if now < tonumber(epoch[2]) then -- who knows of a drain says so while the epoch is new
     for _, one in ipairs(step.known) do redis.call('HSETNX', KEYS[3], step.engines[one[1]].url, one[2]) end
   end
@@ -168,4 +170,4 @@ for i, engine in ipairs(step.engines) do
   -- A hint to those who wait; their polls are the guarantee.
   if freed[i] and before(i, math.huge) > 0 then redis.call('PUBLISH', step.channel, '') end
 end
-return cjson.encode({epoch = epoch[1], frozen = frozen, given = given, engines = engines})
+return cjson.encode({epoch = epoch[1], frozen = frozen, had = had, given = given, engines = engines})

@@ -131,6 +131,7 @@ class Reply:
     stale: bool = False  # nothing was done: a later step was before it
     epoch: str = ""
     frozen_ms: int = 0  # until slots are given
+    had: tuple[bool, ...] = ()  # which of those held stood there
     given: tuple[bool, ...] = ()
     standings: tuple[Standing, ...] = ()
 
@@ -144,6 +145,7 @@ class Reply:
             return cls(
                 epoch=told["epoch"],
                 frozen_ms=int(told["frozen"]),
+                had=tuple(map(bool, told["had"])),
                 given=tuple(map(bool, told["given"])),
                 standings=tuple(
                     Standing(held, slots, ahead, gateways, rank, bool(ready), None if why is False else why)

@@ -89,8 +89,10 @@ class Double:
             self.said.pop(owner, None)
         else:
             self.said[owner] = word
+        had = []
         if step["full"]:
             for place, number in step["held"]:
+                had.append(int(f"{owner}:{number}" in held[place - 1]))
                 held[place - 1][f"{owner}:{number}"] = now + step["lease"]
             if new:
                 for place, why in step["known"]:
@@ -145,7 +147,8 @@ class Double:
             )
             if place + 1 in freed and before(place, float("inf")):
                 self.hints += 1
-        return json.dumps({"epoch": epoch, "frozen": max(0, thaws - now), "given": given, "engines": rows})
+        frozen = max(0, thaws - now)
+        return json.dumps({"epoch": epoch, "frozen": frozen, "had": had, "given": given, "engines": rows})
 
     def regroup_until(
         self, step: dict[str, Any], heard: int | None, others: list[dict[str, Any]], now: int

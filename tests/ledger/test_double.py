@@ -103,10 +103,10 @@ async def test_the_double_does_what_the_script_does() -> None:
                     ]
                     clock = [now // 1000, now % 1000 * 1000]
                     real = json.loads(await evaluate(keys=keys, args=[json.dumps(step), *clock]))
-                    for name in ("given", "engines"):  # an empty list has no type there
+                    for name in ("had", "given", "engines"):  # an empty list has no type there
                         real[name] = real.get(name) or []
                     ours = json.loads(double.step(json.dumps(step), now))
-                    assert {"given": [], "engines": []} | ours == real, (seed, step)
+                    assert {"had": [], "given": [], "engines": []} | ours == real, (seed, step)
                     player.hears(ours)
                     for url in URLS:
                         members = await client.zrange(f"{{x}}:{url}", 0, -1, withscores=True)
@@ -114,6 +114,7 @@ async def test_the_double_does_what_the_script_does() -> None:
                         assert leases == double.leases.get(url, {}), (seed, step)
                     kinds.update(name for name in ("stale", "again") if ours.get(name))
                     kinds.update(f"given {one}" for one in ours.get("given", ()))
+                    kinds.update(f"had {one}" for one in ours.get("had", ()))
                     kinds["ahead"] += any(row[2] for row in ours.get("engines", ()))
                     kinds["frozen"] += bool(ours.get("frozen"))
                 await client.publish("freed", "last")
@@ -124,5 +125,16 @@ async def test_the_double_does_what_the_script_does() -> None:
             assert hints == double.hints, seed
             kinds["hints"] += hints
     assert all(
-        kinds[kind] > 20 for kind in ("stale", "again", "given 0", "given 1", "ahead", "frozen", "hints")
+        kinds[kind] > 20
+        for kind in (
+            "stale",
+            "again",
+            "had 0",
+            "had 1",
+            "given 0",
+            "given 1",
+            "ahead",
+            "frozen",
+            "hints",
+        )
     ), kinds
