@@ -36,7 +36,7 @@ from gateway.fleet import Fleet
 from gateway.handler import Handler
 from gateway.inflight import Inflight, Inflights, Phase
 from gateway.intake import Intake
-from gateway.ledger import dispatcher_of
+from gateway.ledger import dispatcher_of, lessons_of
 from gateway.lessons import Lessons
 from gateway.member import Member
 from gateway.mender import Mender
@@ -86,6 +86,9 @@ class Gateway:
         self.prefixes = Prefixes(self.metrics, clock)
         self.mender = Mender(settings.prefix, self.prefixes)
         lessons = Lessons(self.admission.backends)
+        self._shared_lessons = lessons_of(
+            settings.redis, self.dispatcher, lessons, self._url_of, lambda: self.settings.models
+        )
         history = History(clock)
         self.bookkeeper = Bookkeeper(settings.accounting, clock)
         window = None if settings.accounting.journal else Window()
@@ -173,6 +176,8 @@ class Gateway:
         self.bookkeeper.start()
         self.fleet.start()
         loops = [asyncio.create_task(self.dispatcher.run()), asyncio.create_task(self.inflights.run())]
+        if self._shared_lessons is not None:
+            loops.append(asyncio.create_task(self._shared_lessons.run()))
         try:
             yield
         finally:

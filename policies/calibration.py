@@ -7,6 +7,7 @@ on it, 5 to 10 seconds in published tables, which no later request takes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from math import gcd
 
@@ -19,6 +20,7 @@ OVERLAP_MAX = 0.25  # share of an answer during which a prefill held it up, to t
 OVERLAP_MIN = 0.5  # and to tell the pace of a stream that is held up
 TOKENS_MIN = 16  # of an answer: a shorter one comes in a burst or two
 MATCHED_MIN = 256  # tokens: less shared text may be cached for anybody's sake
+TOLD_MOST = 1000.0  # times its prior, a coefficient that another gateway tells
 BLOCK_TOKENS_MAX = 4096  # of a cache; what has a larger common divisor was seen too seldom
 
 
@@ -71,18 +73,7 @@ class Calibration:
             return
         self._prefill.learn(_prefill_terms(prompt_tokens, cached_tokens), seconds)
         if self._prefill.learnt:
-            first, head, rate, square = self._prefill.coefficients
-            prior = self.prior
-            whole = prior.setup_seconds + prior.first_token_seconds
-            setup = first * prior.setup_seconds / whole if whole else first
-            self.model = replace(
-                self.model,
-                setup_seconds=setup,
-                first_token_seconds=first - setup,
-                prefill_tokens_per_second=1 / rate,
-                prefill_head_tokens_per_second=1 / head,
-                prefill_square_seconds=square,
-            )
+            self._go_by_prefill()
 
     def decoded(
         self, prompt_tokens: int, tokens: int, seconds: float, prefill_seconds: float, batch: float
@@ -96,10 +87,7 @@ class Calibration:
             own = tokens - prefill_seconds * self._starved.value
             self._decode.learn((1.0, batch, depth), free / max(own, 1.0))
             if self._decode.learnt:
-                base, step, slope = self._decode.coefficients
-                self.model = replace(
-                    self.model, decode_base_seconds=base, decode_step_seconds=step, decode_depth_seconds=slope
-                )
+                self._go_by_decode()
         elif prefill_seconds >= OVERLAP_MIN * seconds:
             pace = self.model.token_seconds(batch, depth)
             starved = (tokens - free / pace) / prefill_seconds
@@ -143,6 +131,27 @@ class Calibration:
         known = self.error_ratio
         self.error_ratio = off if known is None else known + ERROR_WEIGHT * (min(off, 10.0) - known)
 
+    def lesson(self) -> tuple[list[float] | None, list[float] | None]:
+        """Coefficients of prefill and of decode, for another gateway's `begin`; None: not learnt."""
+        prefill, decode = self._prefill, self._decode
+        return (
+            list(prefill.coefficients) if prefill.learnt else None,
+            list(decode.coefficients) if decode.learnt else None,
+        )
+
+    def begin(self, prefill: Sequence[float] | None, decode: Sequence[float] | None) -> None:
+        """Another gateway's `lesson` is the best guess, where nothing was learnt here. Raises ValueError for
+        one that cannot be."""
+        for fit, told in ((self._prefill, prefill), (self._decode, decode)):
+            if told is not None:
+                fit.check(told, TOLD_MOST)
+        if prefill is not None and not self._prefill.samples:
+            self._prefill.begin(prefill)
+            self._go_by_prefill()
+        if decode is not None and not self._decode.samples:
+            self._decode.begin(decode)
+            self._go_by_decode()
+
     def restarted(self) -> None:
         """Another process, perhaps with other settings: the rates are a guess again, though the best one.
         What its cache finds follows from settings alone, and is that of its kind again."""
@@ -153,6 +162,26 @@ class Calibration:
         self._lengths.clear()
         self._reports = self._divisor = 0
         self.error_ratio = None
+
+    def _go_by_prefill(self) -> None:
+        first, head, rate, square = self._prefill.coefficients
+        prior = self.prior
+        whole = prior.setup_seconds + prior.first_token_seconds
+        setup = first * prior.setup_seconds / whole if whole else first
+        self.model = replace(
+            self.model,
+            setup_seconds=setup,
+            first_token_seconds=first - setup,
+            prefill_tokens_per_second=1 / rate,
+            prefill_head_tokens_per_second=1 / head,
+            prefill_square_seconds=square,
+        )
+
+    def _go_by_decode(self) -> None:
+        base, step, slope = self._decode.coefficients
+        self.model = replace(
+            self.model, decode_base_seconds=base, decode_step_seconds=step, decode_depth_seconds=slope
+        )
 
     def _found(self, share: float) -> float:
         share = min(max(share, 0.0), 1.0)

@@ -90,6 +90,20 @@ class Fit:
         else:
             self._step(x, y)
 
+    def check(self, coefficients: Sequence[float], most: float) -> None:
+        """Raises ValueError for what cannot be its own: one is negative, or over `most` times its prior."""
+        if len(coefficients) != len(self._least):
+            raise ValueError("not so many coefficients")
+        for value, least, slack in zip(coefficients, self._least, self._slack, strict=True):
+            if not 0 <= value <= most * max(least / LEAST, slack):
+                raise ValueError("a coefficient that cannot be")
+
+    def begin(self, coefficients: Sequence[float]) -> None:
+        """What another has learnt becomes the prior, if nothing was learnt here yet."""
+        if not self.samples:
+            self.coefficients = list(map(max, self._least, coefficients))
+            self._spread = self._unknown()
+
     def doubt(self) -> None:
         """What it describes may have changed: what was learnt becomes the prior."""
         self.samples = 0

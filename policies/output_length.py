@@ -67,6 +67,18 @@ class OutputLength:
         if limit is None or tokens < limit or tokens >= window.tokens.p90:
             window.add(tokens)
 
+    def lesson(self, model: str, priority: int) -> OutputTokens | None:
+        """What was learnt of a class, for another gateway's `begin`; None: nothing."""
+        window = self._windows.get((model, priority))
+        return window.tokens if window is not None and window.learnt else None
+
+    def begin(self, model: str, priority: int, lesson: OutputTokens) -> None:
+        """Another gateway's `lesson` holds until enough was learnt here."""
+        window = self._windows.get((model, priority)) or Window()
+        if not window.learnt and len(self._windows) < KINDS_MAX:
+            window.tokens = lesson
+            self._windows[model, priority] = window
+
 
 class Window:
     """The latest answers of one kind, and what they come to."""
@@ -76,6 +88,11 @@ class Window:
         self._latest: deque[int] = deque()
         self._sorted: list[int] = []
         self._sum = 0
+
+    @property
+    def learnt(self) -> bool:
+        """Whether its own answers tell."""
+        return len(self._sorted) >= LEARNT
 
     def add(self, tokens: int) -> None:
         """One more answer; the oldest one beyond the window no longer counts."""

@@ -10,6 +10,7 @@ law is then learnt, piece by piece, from the prompts that its engine has counted
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from policies.fit import Fit
 
@@ -23,6 +24,7 @@ SLICES, SLICE_BYTES = 16, 128  # of a long body are looked at, evenly spread
 # its length took a screenshot of 4 MB for a million tokens and refused it (mnfst/llm-gateway#2290).
 MEDIA_BYTES = 4096
 MEDIA_SLICES = 64
+TOLD_MOST = 10.0  # times its prior, a coefficient that another gateway tells
 
 # Tokens of: a letter or single space, a punctuation mark, a digit, an ideograph, another character beyond
 # ASCII, an image.
@@ -111,6 +113,20 @@ class PromptLength:
                 return
             law = self._laws[model] = self._law()
         law.learn(prompt, prompt_tokens)
+
+    def lesson(self, model: str) -> list[float] | None:
+        """What was learnt of a model, for another gateway's `begin`; None: nothing."""
+        law = self._laws.get(model)
+        return list(law.coefficients) if law is not None and law.learnt else None
+
+    def begin(self, model: str, lesson: Sequence[float]) -> None:
+        """Another gateway's `lesson` is the best guess, where nothing was learnt here. Raises ValueError for
+        one that cannot be."""
+        law = self._laws.get(model) or self._law()
+        law.check(lesson, TOLD_MOST)
+        law.begin(lesson)
+        if len(self._laws) < MODELS_MAX:
+            self._laws[model] = law
 
     @staticmethod
     def _law() -> Fit:

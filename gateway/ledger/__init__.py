@@ -9,15 +9,21 @@ stream ....... where those stand, in Redis
 shadows ...... what others sent, booked here; a convenience, which nothing waits for
 ejections .... backends that failed others
 differences .. where engines say otherwise
+lessons ...... what gateways learnt, for those that start later
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 from gateway.dispatcher import Dispatcher
+from gateway.lessons import Lessons
 from gateway.options import RedisSettings
 from policies.admission import Admission
+
+if TYPE_CHECKING:
+    from gateway.ledger.lessons import SharedLessons
 
 
 def dispatcher_of(
@@ -43,3 +49,22 @@ def dispatcher_of(
     shadows.health = ejections.heard
     dispatcher.state_changed.append(ejections.state_changed)
     return dispatcher
+
+
+def lessons_of(
+    redis: RedisSettings,
+    dispatcher: Dispatcher,
+    lessons: Lessons,
+    url_of: Callable[[str], str],
+    aliases: Callable[[], Iterable[str]],
+) -> SharedLessons | None:
+    """Shares what is learnt with other gateways; None: there are none. See `SharedLessons`."""
+    if not (url := redis.url.get_secret_value()):
+        return None
+    from gateway.ledger.lessons import SharedLessons
+    from gateway.ledger.stream import RedisShelf
+
+    backends, shelf = dispatcher.admission.backends, RedisShelf(url, redis.pool)
+    shared = SharedLessons(backends, lessons.prompts, lessons.outputs, url_of, aliases, shelf)
+    dispatcher.state_changed.append(shared.state_changed)
+    return shared

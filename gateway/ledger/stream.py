@@ -6,7 +6,7 @@ It is a convenience: what is lost here makes a prompt's backend a guess again, a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any, Protocol
 
 from redis.exceptions import MovedError, RedisError
@@ -17,6 +17,7 @@ from gateway.ledger.step import Unavailable
 NOTES_MAX = 2048  # in the stream; a hundred more at times, as Redis gives them up by the block
 READ_MAX = 16  # at once: one of 300 messages takes half a millisecond to follow, and nothing else runs then
 RECENT_SECONDS = 600.0  # for which notes are of use, and kept
+LESSON_SECONDS = 604800.0  # for which a lesson is kept
 ANSWER_SECONDS = 1.0
 FIELD = b"n"
 
@@ -35,30 +36,12 @@ class Stream(Protocol):
         """Close the connection."""
 
 
-class RedisStream:
-    """The notes of one pool."""
+class Aside:
+    """A connection for what is of use and nothing waits for."""
 
-    def __init__(self, url: str, pool: str) -> None:
+    def __init__(self, url: str) -> None:
         self._url = url
-        self._key = f"{{slotgate:{pool}}}:prefixes"
         self._client = connecting(url)
-
-    async def recent(self) -> str:
-        """The place before the notes that are still of use. Raises Unavailable."""
-        seconds, _ = await self._answer(self._client.time())
-        return f"{1000 * (int(seconds) - round(RECENT_SECONDS))}-0"
-
-    async def exchange(self, notes: Sequence[bytes], since: str) -> list[tuple[str, bytes]]:
-        """Leave these, and read what stands behind a place. Raises Unavailable."""
-        asked = self._client.pipeline(transaction=False)
-        for note in notes:
-            asked.xadd(self._key, {FIELD: note}, maxlen=NOTES_MAX)
-        if notes:
-            asked.pexpire(self._key, round(1000 * RECENT_SECONDS))
-        asked.xread({self._key: since}, count=READ_MAX)
-        *_, told = await self._answer(asked.execute())
-        came = [entry for _, entries in told for entry in entries] if told else []
-        return [(id.decode(), fields.get(FIELD, b"")) for id, fields in came]
 
     async def close(self) -> None:
         """Close the connection."""
@@ -79,3 +62,52 @@ class RedisStream:
         """The connection may hold an answer that nobody reads."""
         client, self._client = self._client, connecting(self._url, **where)
         await closed(client)
+
+
+class RedisShelf(Aside):
+    """The lessons of one pool: each on its own, so that one that nobody learns any more goes by itself."""
+
+    def __init__(self, url: str, pool: str) -> None:
+        super().__init__(url)
+        self._prefix = f"{{slotgate:{pool}}}:learnt:"
+
+    async def put(self, lessons: Mapping[str, bytes]) -> None:
+        """Keep these for a week. Raises Unavailable."""
+        asked = self._client.pipeline(transaction=False)
+        for name, lesson in lessons.items():
+            asked.hset(self._prefix + name, mapping={FIELD: lesson})
+            asked.pexpire(self._prefix + name, round(1000 * LESSON_SECONDS))
+        await self._answer(asked.execute())
+
+    async def get(self, names: Sequence[str]) -> list[bytes | None]:
+        """What is kept under each name. Raises Unavailable."""
+        asked = self._client.pipeline(transaction=False)
+        for name in names:
+            asked.hget(self._prefix + name, FIELD.decode())
+        told: list[bytes | None] = await self._answer(asked.execute())
+        return told
+
+
+class RedisStream(Aside):
+    """The notes of one pool."""
+
+    def __init__(self, url: str, pool: str) -> None:
+        super().__init__(url)
+        self._key = f"{{slotgate:{pool}}}:prefixes"
+
+    async def recent(self) -> str:
+        """The place before the notes that are still of use. Raises Unavailable."""
+        seconds, _ = await self._answer(self._client.time())
+        return f"{1000 * (int(seconds) - round(RECENT_SECONDS))}-0"
+
+    async def exchange(self, notes: Sequence[bytes], since: str) -> list[tuple[str, bytes]]:
+        """Leave these, and read what stands behind a place. Raises Unavailable."""
+        asked = self._client.pipeline(transaction=False)
+        for note in notes:
+            asked.xadd(self._key, {FIELD: note}, maxlen=NOTES_MAX)
+        if notes:
+            asked.pexpire(self._key, round(1000 * RECENT_SECONDS))
+        asked.xread({self._key: since}, count=READ_MAX)
+        *_, told = await self._answer(asked.execute())
+        came = [entry for _, entries in told for entry in entries] if told else []
+        return [(id.decode(), fields.get(FIELD, b"")) for id, fields in came]
