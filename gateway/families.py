@@ -131,6 +131,9 @@ SHARED_DIFFERENCES = Family(
     "Slots of this gateway that Redis had lost, and was told of again (lost); how often an engine ran, for "
     "over 5 s, at least two requests more (unknown) or fewer (idle) than Redis knew of.",
 )
+WORKER_RESTARTS = Family(
+    "slotgate_worker_restarts_total", (), "Workers that had ended, or could not begin, and were replaced."
+)
 CONFIG_INVALID = Family("slotgate_config_invalid", (), "1 while the file on disk is refused.")
 BUILD_INFO = Family("slotgate_build_info", ("version",), "Always 1.")
 
@@ -165,6 +168,7 @@ READ_AT_SCRAPE = (
     PREFIX_HITS,
     SHARED_STATE,
     SHARED_DIFFERENCES,
+    WORKER_RESTARTS,
     CONFIG_INVALID,
     BUILD_INFO,
 )

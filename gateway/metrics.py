@@ -42,6 +42,7 @@ from gateway.families import (
     TPOT,
     TTFT,
     TTFT_ERROR,
+    WORKER_RESTARTS,
 )
 from gateway.recent import Recent
 from gateway.series import Series, Total
@@ -177,7 +178,9 @@ class Metrics:
         differences = SHARED_DIFFERENCES.counter()
         for backend_and_kind, count in self._differences().items():
             differences.add_metric(backend_and_kind, count)
-        yield from (invalid, build, shared, differences)
+        restarts = WORKER_RESTARTS.counter()
+        restarts.add_metric((), 0)  # the process that starts workers counts them
+        yield from (invalid, build, shared, differences, restarts)
 
     def _model_label(self, model: str) -> str:
         if model in self._models:

@@ -219,6 +219,19 @@ GATEWAY = [
         limits={"red": 1},
         width=THIRD,
     ),
+    lines(
+        "Differences in what is shared",
+        Query(
+            "sum by (backend, kind) (increase(slotgate_shared_differences_total[$__rate_interval]))",
+            "{{backend}} {{kind}}",
+        ),
+        about="Slots that Redis had lost; engines that ran more or less than it knew of. All was told again.",
+    ),
+    lines(
+        "Restarts of workers",
+        Query("sum(increase(slotgate_worker_restarts_total[$__rate_interval]))", "workers"),
+        about="Processes that had ended and were replaced.",
+    ),
 ]
 
 ROWS = {

@@ -28,6 +28,7 @@ from gateway.families import (
     SPEC_ACCEPT,
     TOKENS_PER_EVENT,
     TTFT_ERROR,
+    WORKER_RESTARTS,
 )
 from gateway.workers.merging import foreign, liveliest
 from policies.types import State
@@ -75,6 +76,7 @@ class Expositions:
     """Those of all workers since the start, each by what tells it from the one that took its place."""
 
     def __init__(self) -> None:
+        self.restarts = 0  # of workers
         self._last: dict[int, Page] = {}
         self._ended = Page()
 
@@ -92,7 +94,10 @@ class Expositions:
         fresh = {worker: Page.read(text) for worker, text in told.items() if worker in self._last}
         self._last |= fresh
         silent = [page.grown() for worker, page in self._last.items() if worker not in fresh]
-        return _written(_merged([*fresh.values(), *silent, self._ended]))
+        whole, name = _merged([*fresh.values(), *silent, self._ended]), WORKER_RESTARTS.name
+        if name in whole.series:
+            whole.series[name] = {name: float(self.restarts)}
+        return _written(whole)
 
 
 def _merged(pages: Sequence[Page]) -> Page:

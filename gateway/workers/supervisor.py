@@ -131,6 +131,7 @@ class Supervisor:
             log.error("worker %d %s; another one is started in %g s", number, ended, pause)
             with suppress(TimeoutError):
                 await asyncio.wait_for(self.stopping.wait(), pause)
+            self.expositions.restarts += not self.stopping.is_set()
 
     async def _one(self, number: int, tried: asyncio.Future[None]) -> str:
         """One worker from its start to its end, and how that came."""

@@ -145,6 +145,20 @@ def test_every_gauge_has_its_rule() -> None:
     assert set(RULES) < {family.name for family in READ_AT_SCRAPE}
 
 
+def test_restarts_of_workers_are_counted_by_who_starts_them() -> None:
+    """Whatever workers say, and while none says anything."""
+    first, second = gateways()
+    expositions = Expositions()
+    expositions.begun(1)
+    expositions.begun(2)
+    both = {1: first.metrics.render(), 2: second.metrics.render()}
+    assert value(expositions.merged(both), "slotgate_worker_restarts_total") == 0
+    expositions.restarts += 1
+    expositions.ended(1)
+    assert value(expositions.merged({2: both[2]}), "slotgate_worker_restarts_total") == 1
+    assert value(expositions.merged({}), "slotgate_worker_restarts_total") == 1
+
+
 def test_no_sum_ever_becomes_less() -> None:
     """What a worker last said counts when it does not answer, and for ever when it has ended; what it had
     in hand does not."""
