@@ -4,7 +4,7 @@ only if none of them was started for long enough."""
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable
 
 from policies.types import Call
 
@@ -53,12 +53,10 @@ class Flows:
             flow.started = now
             self._settle(flow)
 
-    def late(self, latest: float) -> Iterator[tuple[float, str]]:
+    def late(self, latest: float) -> list[tuple[float, str]]:
         """Of the flows in which nothing was started since before `latest`: since when, and the first call."""
-        for since, _, flow in self._order:
-            if since >= latest:
-                break
-            yield since, flow.calls[0][1]
+        end = bisect_left(self._order, (latest,))
+        return [(since, flow.calls[0][1]) for since, _, flow in self._order[:end]]
 
     def _settle(self, flow: Flow) -> None:
         """Move it where it belongs by now."""

@@ -96,12 +96,12 @@ class Queue:
     def overdue(self, now: float) -> dict[str, Group]:
         """Groups of the calls, by id, that have waited so long that they go first: of each agent and class
         the one that came first, if none of them was started meanwhile."""
-        late: dict[str, Group] = {}
-        for since, id in self._flows.late(now - order.OVERDUE_SECONDS):
-            waiting = self._waiting[id]
-            if now - since > order.OVERDUE_SERVICES * waiting.service_seconds:
-                late[id] = group_of(waiting.call)
-        return late
+        waiting, services = self._waiting, order.OVERDUE_SERVICES
+        return {
+            id: group_of(one.call)
+            for since, id in self._flows.late(now - order.OVERDUE_SECONDS)
+            if now - since > services * (one := waiting[id]).service_seconds
+        }
 
     def looked(self, waiting: Waiting) -> None:
         """It was looked at, so its length or its hold may be another."""
