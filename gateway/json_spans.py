@@ -96,7 +96,7 @@ def string(text: str, value: object, span: Span | None) -> str | None:
     if not isinstance(value, str) or span is None:
         return None
     if not value.isascii():
-        exact: str = json.loads(_utf8(text[slice(*span)]))
+        exact: str = json.loads(_utf8(text[span[0] : span[1]]))
         value = exact.encode(errors="replace").decode()  # "\ud800" is JSON, but no text
     return value or None
 

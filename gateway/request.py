@@ -98,7 +98,7 @@ class Request:
 
         if not edits:
             return self.body
-        edits = [(span, value) for span, value in edits if self.body[slice(*span)] != value]
+        edits = [(at, value) for at, value in edits if self.body[at[0] : at[1]] != value]
         return _replaced(self.body, edits) if edits else self.body
 
     def mended(self, edits: list[tuple[Span, bytes]], mends: tuple[str, ...]) -> Request:

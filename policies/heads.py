@@ -137,7 +137,7 @@ def _alike(was: bytes, now: bytes, *, is_tools: bool) -> tuple[int, Kind | None,
         if change is None:
             break
         first = first or change.kind
-        now = now[: change.now.start] + was[slice(*change.was[1:])] + now[change.now.end :]
+        now = now[: change.now.start] + was[change.was.start : change.was.end] + now[change.now.end :]
         if was == now:
             return size, first, start
         at = common(was, now)
