@@ -235,8 +235,10 @@ class SharedDispatcher(Dispatcher):
         """Requests at the engine that are not ours, and free slots that are not to be given."""
         ledger, slots = self.ledger, backend.slots
         if ledger.mode is Mode.DEGRADED:
-            foreign = self._measured.get(name, ledger.elsewhere[url])
-            return foreign, max(0, slots - foreign - ledger.share(url, slots))
+            held, share = ledger.elsewhere[url], ledger.share(url, slots)
+            # Where the engine does not tell, nobody says when what others held has ended.
+            foreign = self._measured.get(name, min(held, slots - share) if ledger.outlived else held)
+            return foreign, max(0, slots - foreign - share)
         foreign, standing = ledger.elsewhere[url] + self._strangers.get(name, 0), ledger.standings.get(url)
         if standing is None or ledger.frozen:
             return foreign, slots

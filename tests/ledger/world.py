@@ -316,7 +316,8 @@ class World:
 
     def _allowed(self, engine: Engine) -> int:
         """What the engine may have beyond its slots, by what went wrong."""
-        own = GATEWAYS - 1 if self.reports else engine.slots  # of each time that nobody can be asked
+        # Of each time that nobody can be asked. To engines that do not tell, all shares beside what ran.
+        own = GATEWAYS - 1 if self.reports else max(GATEWAYS - 1, engine.slots)
         match self.kind:
             case "calm" | "crash" | "flush":
                 return 0
