@@ -267,6 +267,7 @@ async def main(minutes: float, seed: int) -> int:
     kept = Path(tempfile.mkdtemp(prefix="slotgate-soak-")) / "stderr"
     async with stage(seed, kept) as one:
         dice = random.Random(seed)
+        begun = len(seen(one.watched, "collector")) + 1  # it has looked at all, before anybody was served
         await fill(one, dice)
         await soak(one, 0.2, dice, Counter())  # all code is loaded
         before = await still(one)
@@ -276,7 +277,7 @@ async def main(minutes: float, seed: int) -> int:
             await one.count(each)
         suffered = sum((each.suffered for each in one.proxies), Counter())
         stalls = sorted(seen(one.watched, "stall"), key=lambda line: float(line["stall"]), reverse=True)
-        collector = max(line["collector"] for line in seen(one.watched, "collector"))
+        collector = max(line["collector"] for line in seen(one.watched, "collector")[begun:])
     told = defects(kept.read_text(errors="replace"))
     over = one.over_slots.total()
     figures |= {"seed": seed, "minutes": minutes, "requests": dict(outcomes), "suffered": dict(suffered)}
