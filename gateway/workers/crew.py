@@ -59,6 +59,7 @@ class Crew:
         self._guard = guard
         self._changing = asyncio.Lock()  # what new workers start with
         self._states: dict[str, State] = {}
+        self._looks = False  # for a worker that has seen a change
         supervisor.catch_up = self._catch_up
 
     # -- asking -------------------------------------------------------------------------------------
@@ -137,7 +138,11 @@ class Crew:
 
     def calls(self) -> dict[str, wire.Call]:
         """What workers ask for."""
-        return {"why_not_ready": self.why_not_ready, "exposition": self.exposition}
+        return {
+            "why_not_ready": self.why_not_ready,
+            "exposition": self.exposition,
+            "changed": self.changed,
+        }
 
     # -- for the live page --------------------------------------------------------------------------
 
@@ -150,6 +155,15 @@ class Crew:
             if before.get(view.name, view.state) is not view.state:
                 self.events.state_changed(StateChanged(view.name, view.state, view.reason))
         return figures
+
+    async def changed(self) -> None:
+        """A worker sees a backend in another state: pages need not wait for the figures of next second."""
+        if self.events.listeners and not self._looks:
+            self._looks = True
+            try:
+                await self.figures()
+            finally:
+                self._looks = False
 
     async def lines(self) -> Lines:
         """See `Source`."""

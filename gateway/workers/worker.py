@@ -28,6 +28,7 @@ from gateway.options import BackendSettings
 from gateway.reload import Reloaded
 from gateway.settings import ConfigError, Fault, Settings
 from gateway.workers import wire
+from policies.types import StateChanged
 
 INPUT = 0  # descriptor of the standard input
 READY = b"ready\n"
@@ -93,6 +94,11 @@ class Parent:
         """See `Whole`."""
         return bytes(await self._ask("exposition"))
 
+    async def changed(self) -> None:
+        """Tell it that a backend is in another state here; it would find out by itself in a second."""
+        with suppress(errors.GatewayError):
+            await self._ask("changed")
+
     async def _ask(self, call: str) -> Any:
         try:
             return await wire.ask(self._path, call, seconds=WHOLE_SECONDS)
@@ -106,7 +112,9 @@ class Work:
     def __init__(self, assignment: Assignment) -> None:
         self._settings = assignment.settings  # as last handed down
         self.gateway = create_app(assignment.settings, read=lambda: self._settings, where=assignment.where)
-        self.gateway.whole = Parent(assignment.parent_path)
+        self._parent = self.gateway.whole = Parent(assignment.parent_path)
+        self._telling: asyncio.Task[None] | None = None
+        self.gateway.dispatcher.state_changed.append(self._changed)
         for settings in assignment.added:
             self._join(settings)
 
@@ -131,6 +139,10 @@ class Work:
     async def refuse(self) -> None:
         """The configuration on disk cannot be followed."""
         self.gateway.metrics.config_invalid(True)
+
+    def _changed(self, change: StateChanged) -> None:
+        if self._telling is None or self._telling.done():
+            self._telling = asyncio.get_running_loop().create_task(self._parent.changed())
 
     def _join(self, settings: BackendSettings) -> None:
         """It was added to another worker, or to the one before this."""

@@ -251,6 +251,7 @@ async def test_a_killed_worker_costs_its_own_streams() -> None:
 
         await until(lambda: len(set(workers(front)) - {before[0]}) == 2, "another worker")
         assert before[1] in workers(front)
+        assert await metric(front, "slotgate_worker_restarts_total") == 1
         answered = {worker_of(id_of(reply.head)) for reply in await both(front, "after")}
         assert len(answered & served.keys()) == 1
         assert "ended by signal 9; another one is started" in front.process.errors
