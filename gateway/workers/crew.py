@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Collection, Iterable
+from contextlib import suppress
 from typing import Any
 
 from gateway import errors
@@ -60,7 +61,8 @@ class Crew:
         self._changing = asyncio.Lock()  # what new workers start with
         self._states: dict[str, State] = {}
         self._looks = False  # for a worker that has seen a change
-        supervisor.catch_up = self._catch_up
+        self._drains: dict[str, str] = {}  # why backends are drained, as workers last told
+        supervisor.catch_up, supervisor.drains = self._catch_up, self._drained
 
     # -- asking -------------------------------------------------------------------------------------
 
@@ -196,15 +198,43 @@ class Crew:
 
     async def remove(self, name: str) -> DrainView:
         async with self._changing:
-            views = await self._everywhere("remove", name)
-            self._supervisor.added.pop(name, None)
+            try:
+                views = await self._everywhere("remove", name)
+            except errors.WorkerSilent:  # who takes the place of that one must not bring it back
+                self._forget(name)
+                raise
+            self._forget(name)
         return drain_of(views)
 
+    def _forget(self, name: str) -> None:
+        supervisor = self._supervisor
+        supervisor.added.pop(name, None)
+        stay = tuple(backend for backend in supervisor.settings.backends if backend.name != name)
+        if len(stay) < len(supervisor.settings.backends):  # until the configuration is read again
+            supervisor.settings = supervisor.settings.model_copy(update={"backends": stay})
+
     async def drain(self, name: str, how: DrainRequest) -> DrainView:
-        return drain_of(await self._everywhere("drain", name, how, seconds=how.wait_seconds + ASK_SECONDS))
+        async with self._changing:
+            views = await self._everywhere("drain", name, how.model_copy(update={"wait_seconds": 0}))
+            self._drains[name] = how.reason
+        if how.wait_seconds:
+            limit = how.wait_seconds + ASK_SECONDS
+            views = await self._everywhere("drained", name, how.wait_seconds, seconds=limit)
+        return drain_of(views)
 
     async def resume(self, name: str) -> DrainView:
-        return drain_of(await self._everywhere("resume", name))
+        async with self._changing:
+            views = await self._everywhere("resume", name)
+            self._drains.pop(name, None)
+        return drain_of(views)
+
+    async def _drained(self) -> dict[str, str]:
+        """Why backends are drained, by an operator of this gateway or of another one, as workers know."""
+        if self._supervisor.serving:
+            with suppress(errors.WorkersSilent):
+                told: list[dict[str, str]] = await self._all("drains")
+                self._drains = {name: why for one in told for name, why in one.items()}
+        return dict(self._drains)
 
     async def queue(self) -> list[WaitingView]:
         return queue_of(await self._all("queue"))
@@ -294,6 +324,7 @@ class Crew:
                     await self._ask(worker, "remove", name)
                 for name in supervisor.added.keys() - known.keys():
                     await self._ask(worker, "add", supervisor.added[name])
+                await self._ask(worker, "follow_drains", await self._drained())
             except (wire.Unanswered, errors.GatewayError) as fault:
                 log.warning("worker %d cannot be told what has changed: %s", worker.number, fault)
 

@@ -50,8 +50,8 @@ class Supervisor:
     """Starts the workers, and another one for each that has ended.
 
     `clients_fd`: descriptor of the client port's socket, which they share. Their own sockets are in `folder`,
-    which only this user may enter. `settings` and `added` are what a new one starts with; as both may change
-    while it does, `catch_up` is awaited before it counts as one that serves."""
+    which only this user may enter. A new one starts with `settings`, `added` and what `drains` tells;
+    as all may change while it does, `catch_up` is awaited before it counts as one that serves."""
 
     def __init__(
         self,
@@ -68,6 +68,7 @@ class Supervisor:
         self.expositions = Expositions()
         self.parent_path = str(folder / "parent")
         self.catch_up: Callable[[Worker], Awaitable[None]] | None = None
+        self.drains: Callable[[], Awaitable[dict[str, str]]] | None = None
         self.stopping = asyncio.Event()
         self._count = count
         self._where = where
@@ -161,16 +162,7 @@ class Supervisor:
 
     async def _begun(self, number: int) -> Worker:
         serial = next(self._serials)
-        assignment = Assignment(
-            number=number,
-            settings=self.settings,
-            added=tuple(self.added.values()),
-            where=self._where,
-            clients_fd=self._clients_fd,
-            handed=self._handed,
-            socket_path=str(self._folder / str(serial)),
-            parent_path=self.parent_path,
-        )
+        assignment = await self._assigned(number, serial)
         process = await asyncio.create_subprocess_exec(
             *self._command,
             stdin=asyncio.subprocess.PIPE,
@@ -182,6 +174,19 @@ class Supervisor:
         worker = Worker(number, serial, assignment, process)
         worker.tell(assignment.sent())
         return worker
+
+    async def _assigned(self, number: int, serial: int) -> Assignment:
+        return Assignment(
+            number=number,
+            settings=self.settings,
+            added=tuple(self.added.values()),
+            where=self._where,
+            clients_fd=self._clients_fd,
+            handed=self._handed,
+            socket_path=str(self._folder / str(serial)),
+            parent_path=self.parent_path,
+            drained=await self.drains() if self.drains is not None else {},
+        )
 
     async def _ready(self, worker: Worker) -> bool:
         """Wait until it serves; False if it does not come to that."""

@@ -14,19 +14,22 @@ import shutil
 import signal
 import socket
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from gateway import errors, logs
+from gateway.admin.views import DrainView
 from gateway.app import create_app
 from gateway.lifecycle import Steering, run, serve
 from gateway.member import Member
 from gateway.options import BackendSettings
 from gateway.reload import Reloaded
 from gateway.settings import ConfigError, Fault, Settings
+from gateway.watch import HELD
 from gateway.workers import wire
 from policies.types import StateChanged
 
@@ -67,6 +70,7 @@ class Assignment:
     handed: bool  # the socket outlives the gateway
     socket_path: str  # where it is asked
     parent_path: str  # where it asks
+    drained: Mapping[str, str] = field(default_factory=dict)  # backends, and why
 
     def sent(self) -> bytes:
         """As it goes down the standard input."""
@@ -117,11 +121,20 @@ class Work:
         self.gateway.dispatcher.state_changed.append(self._changed)
         for settings in assignment.added:
             self._join(settings)
+        for name, why in assignment.drained.items():
+            self._drain(name, why)
 
     def calls(self) -> dict[str, wire.Call]:
         """Each by its name."""
         own = {name: getattr(self.gateway.own, name) for name in OPERATIONS}
-        return own | {"in_flight": self.in_flight, "follow": self.follow, "refuse": self.refuse}
+        return own | {
+            "in_flight": self.in_flight,
+            "follow": self.follow,
+            "refuse": self.refuse,
+            "drains": self.drains,
+            "follow_drains": self.follow_drains,
+            "drained": self.drained,
+        }
 
     async def in_flight(self) -> int:
         """Requests that run or wait."""
@@ -136,6 +149,27 @@ class Work:
             self._settings = before
             return error.faults
 
+    async def drains(self) -> dict[str, str]:
+        """Why backends are drained, here or elsewhere; not those that leave."""
+        backends = self.gateway.admission.backends
+        staying = [name for name, member in self.gateway.fleet.members.items() if member.removal is None]
+        return {name: backends[name].why for name in staying if backends[name].state in HELD}
+
+    async def follow_drains(self, drains: Mapping[str, str]) -> None:
+        """These are drained, as others know, and no others are."""
+        before = await self.drains()
+        for name in before.keys() - drains.keys():
+            self.gateway.fleet.resume(name)
+        for name in drains.keys() - before.keys():
+            self._drain(name, drains[name])
+
+    async def drained(self, name: str, seconds: float) -> DrainView:
+        """How far a backend is that is drained, then or after this time."""
+        await self.gateway.own.backend(name)  # there is none
+        backend = self.gateway.admission.backends[name]
+        await self.gateway.fleet.drained(name, seconds)
+        return DrainView(state=backend.state, in_flight=len(backend.leases))
+
     async def refuse(self) -> None:
         """The configuration on disk cannot be followed."""
         self.gateway.metrics.config_invalid(True)
@@ -143,6 +177,10 @@ class Work:
     def _changed(self, change: StateChanged) -> None:
         if self._telling is None or self._telling.done():
             self._telling = asyncio.get_running_loop().create_task(self._parent.changed())
+
+    def _drain(self, name: str, why: str) -> None:
+        if name in self.gateway.fleet.members:
+            self.gateway.fleet.drain(name, why)
 
     def _join(self, settings: BackendSettings) -> None:
         """It was added to another worker, or to the one before this."""

@@ -1,0 +1,134 @@
+"""A worker that takes another's place knows what operators asked the others for, without Redis."""
+
+from __future__ import annotations
+
+import asyncio
+from asyncio.subprocess import Process
+from collections.abc import AsyncIterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from gateway import errors
+from gateway.admin.views import DrainRequest
+from gateway.auth import AdminGuard
+from gateway.options import BackendSettings
+from gateway.settings import Settings
+from gateway.workers import wire
+from gateway.workers.crew import Crew
+from gateway.workers.supervisor import Supervisor, Worker
+from gateway.workers.worker import Work
+from policies.types import State
+
+NAMES = ("b0", "b1")
+
+
+class Crowd:
+    """Workers in one process, under the parent's real books; nothing is probed."""
+
+    def __init__(self, folder: Path) -> None:
+        backends = [
+            BackendSettings(name=name, url=f"http://127.0.0.1:{port}") for port, name in enumerate(NAMES, 9)
+        ]
+        self.settings = Settings(backends=backends)
+        self.supervisor = Supervisor(3, self.settings, "", 0, False, folder)
+        self.crew = Crew(self.supervisor, lambda: self.settings, AdminGuard(""))
+        self.works: dict[int, Work] = {}
+        self._servers: dict[int, asyncio.Server] = {}
+
+    async def begin(self, number: int) -> Worker:
+        """One is started, and is not ready yet."""
+        assignment = await self.supervisor._assigned(number, number)
+        work = self.works[number] = Work(assignment)
+        self._servers[number] = await wire.listen(assignment.socket_path, work.calls())
+        process = SimpleNamespace(returncode=None, wait=asyncio.Event().wait)
+        worker = self.supervisor._workers[number] = Worker(
+            number, number, assignment, cast("Process", process)
+        )
+        return worker
+
+    async def ready(self, worker: Worker) -> None:
+        """It serves."""
+        await self.crew._catch_up(worker)
+        worker.serves = True
+
+    def end(self, number: int) -> None:
+        """kill -9."""
+        self._servers.pop(number).close()
+        del self.works[number], self.supervisor._workers[number]
+
+    def states(self, number: int) -> dict[str, tuple[State, str]]:
+        """Of the backends of this worker, and why."""
+        backends = self.works[number].gateway.admission.backends
+        return {name: (one.state, one.why) for name, one in backends.items()}
+
+    def close(self) -> None:
+        """All end."""
+        for server in self._servers.values():
+            server.close()
+
+
+@pytest.fixture
+async def crowd(tmp_path: Path) -> AsyncIterator[Crowd]:
+    """Of two that serve."""
+    made = Crowd(tmp_path)
+    for number in (1, 2):
+        await made.ready(await made.begin(number))
+    yield made
+    made.close()
+
+
+async def test_what_was_removed_does_not_come_back(crowd: Crowd) -> None:
+    """Also to one that was being started meanwhile; until the configuration that names it is read again."""
+    early = await crowd.begin(3)
+    await crowd.crew.remove("b0")
+    await crowd.ready(early)
+    crowd.end(1)
+    late = await crowd.begin(1)
+    assert list(crowd.works[1].gateway.admission.backends) == ["b1"]
+    await crowd.ready(late)
+    await asyncio.sleep(0.01)
+    assert [list(crowd.states(number)) for number in (1, 2, 3)] == [["b1"]] * 3
+    await crowd.crew.follow()
+    assert [set(crowd.states(number)) for number in (1, 2, 3)] == [set(NAMES)] * 3
+
+
+async def test_what_was_drained_stays_drained(crowd: Crowd) -> None:
+    """From the first moment of the new one on, with the reason; also if it was started before."""
+    early = await crowd.begin(3)
+    await crowd.crew.drain("b0", DrainRequest(reason="a new driver"))
+    await crowd.ready(early)
+    crowd.end(1)
+    late = await crowd.begin(1)
+    held = (State.DRAINED, "a new driver")
+    assert crowd.states(1)["b0"] == held
+    await crowd.ready(late)
+    assert [crowd.states(number)["b0"] for number in (1, 2, 3)] == [held] * 3
+    assert crowd.states(1)["b1"][0] is State.STARTING
+    for number in (1, 2, 3):
+        crowd.end(number)
+    await crowd.ready(await crowd.begin(1))
+    assert crowd.states(1)["b0"] == held  # nobody was left to say so
+
+
+async def test_what_was_resumed_meanwhile_is_resumed(crowd: Crowd) -> None:
+    """By an operator of these, or by way of another gateway, which only the workers hear of."""
+    await crowd.crew.drain("b0", DrainRequest())
+    await crowd.crew.drain("b1", DrainRequest())
+    early = await crowd.begin(3)
+    assert {state for state, _ in crowd.states(3).values()} == {State.DRAINED}
+    await crowd.crew.resume("b0")
+    for number in (1, 2):
+        crowd.works[number].gateway.fleet.resume("b1")
+    await crowd.ready(early)
+    assert {state for state, _ in crowd.states(3).values()} == {State.STARTING}
+
+
+async def test_a_drain_waits_until_it_is_over_everywhere(crowd: Crowd) -> None:
+    """While it waits, other workers may begin to serve; it is no longer than it was told."""
+    waiting = asyncio.create_task(crowd.crew.drain("b0", DrainRequest(wait_seconds=60)))
+    assert (await asyncio.wait_for(waiting, 30)).state is State.DRAINED
+    with pytest.raises(errors.NotFound):
+        await crowd.crew.drain("nobody", DrainRequest(wait_seconds=60))
