@@ -57,8 +57,7 @@ class Probes:
                 finally:
                     exchange.abort()
             except ConnectFailed as failed:
-                refused = isinstance(failed.__cause__, ConnectionRefusedError)
-                return NoAnswer.REFUSED if refused else NoAnswer.UNREACHABLE
+                return NoAnswer.REFUSED if failed.refused else NoAnswer.UNREACHABLE
             except (TimeoutError, AnswerTooLarge):
                 return NoAnswer.SILENT
             except ConnectionLost:

@@ -27,9 +27,10 @@ _VISIBLE = re.compile(r"[!-~]*")
 class ConnectFailed(Exception):
     """No connection came about: refused, unreachable, DNS, TLS, too slow. Nothing was sent."""
 
-    def __init__(self, cause: str) -> None:
+    def __init__(self, cause: str, *, refused: bool = False) -> None:
         super().__init__(cause)
         self.cause = cause
+        self.refused = refused  # by the machine: nobody listens there
 
 
 class Upstream:
@@ -177,7 +178,7 @@ class Upstream:
             self.forget(connection)  # cancelled at the last moment, uvloop closes it without a word
             if isinstance(error, (OSError, UnicodeError)):  # UnicodeError: no name that DNS can hold
                 cause = str(error) or f"no connection within {self.connect_seconds:g} s"
-                raise ConnectFailed(cause) from error
+                raise ConnectFailed(cause, refused=isinstance(error, ConnectionRefusedError)) from error
             raise
         return connection
 
