@@ -235,10 +235,8 @@ class SharedDispatcher(Dispatcher):
         """Requests at the engine that are not ours, and free slots that are not to be given."""
         ledger, slots = self.ledger, backend.slots
         if ledger.mode is Mode.DEGRADED:
-            held, share = ledger.elsewhere[url], ledger.share(url, slots)
-            # Where the engine does not tell, nobody says when what others held has ended.
-            foreign = self._measured.get(name, min(held, slots - share) if ledger.outlived else held)
-            return foreign, max(0, slots - foreign - share)
+            foreign = self._measured.get(name, ledger.elsewhere[url])
+            return foreign, max(0, slots - foreign - ledger.share(url, slots))
         foreign, standing = ledger.elsewhere[url] + self._strangers.get(name, 0), ledger.standings.get(url)
         if standing is None or ledger.frozen:
             return foreign, slots

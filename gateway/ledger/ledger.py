@@ -129,11 +129,6 @@ class Ledger:
         """Why nobody can be asked; "" if somebody can."""
         return self._why and f"slots are not shared, as Redis cannot be asked: {self._why}"
 
-    @property
-    def outlived(self) -> bool:
-        """Whether nobody could be asked for longer than a lease: what others held then may be free by now."""
-        return self._alone is not None and self._clock() - self._alone > self._lease_seconds
-
     def share(self, url: str, slots: int) -> int:
         """Of an engine's slots, those that are this gateway's while nobody can be asked: at least one, as its
         clients have nobody else. A gateway that never heard of the others takes half."""

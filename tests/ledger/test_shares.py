@@ -76,21 +76,6 @@ def test_every_gateway_answers_without_redis() -> None:
     in_virtual_time(1, main)
 
 
-def test_what_others_held_does_not_count_for_ever() -> None:
-    """Nobody tells that it has ended: it counts as long as a lease would, and then each has its share."""
-
-    async def main(pool: Pool) -> None:
-        now = asyncio.get_running_loop().time
-        async with pool.fronts[0].slot(a_call("first")):
-            await asyncio.sleep(2.0)
-            await pool.down()
-            began = now()
-        await asyncio.gather(*(pool.served(number, f"r{number}") for number in range(GATEWAYS)))
-        assert now() - began > LEASE_SECONDS / 2
-
-    in_virtual_time(1, main)
-
-
 @pytest.mark.parametrize("gateways", range(1, 9))
 @pytest.mark.parametrize("slots", range(1, 9))
 def test_the_shares_are_all_slots_and_hardly_more(slots: int, gateways: int) -> None:
