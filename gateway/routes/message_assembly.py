@@ -28,12 +28,12 @@ class MessageAssembly:
     def add(self, chunk: dict[str, Any]) -> None:
         """Take the next event."""
         match chunk:
-            case {"type": "message_start", "message": {} as message}:
+            case {"type": "message_start", "message": dict(message)}:
                 self._message |= message
                 self._usage |= table_of(message, "usage")
-            case {"type": "content_block_start", "index": int(index), "content_block": {} as block}:
+            case {"type": "content_block_start", "index": int(index), "content_block": dict(block)}:
                 self._blocks[index] = dict(block)
-            case {"type": "content_block_delta", "index": int(index), "delta": {} as delta}:
+            case {"type": "content_block_delta", "index": int(index), "delta": dict(delta)}:
                 self._grow(index, delta)
             case {"type": "message_delta"}:
                 self._message |= table_of(chunk, "delta")

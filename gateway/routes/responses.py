@@ -122,7 +122,7 @@ class ResponseAssembly:
         match chunk:
             case {"type": "response.output_item.done", "item": item}:
                 self._items.append(item)
-            case {"response": {} as response}:
+            case {"response": dict(response)}:
                 self._response = response
 
     def answer(self) -> bytes:
