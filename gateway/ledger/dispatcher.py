@@ -24,33 +24,36 @@ LAST_SECONDS = 1.0  # for what is under way at the end
 class SharedSlot(Slot):
     """A slot that is this call's in the ledger too."""
 
-    __slots__ = ("_since",)
+    __slots__ = ("_pool", "_since")
 
-    _dispatcher: SharedDispatcher
+    def __init__(self, dispatcher: SharedDispatcher, call: Call, backend: str | None = None) -> None:
+        super().__init__(dispatcher, call, backend)
+        self._pool = dispatcher
+        self._since = 0.0
 
     async def __aenter__(self) -> Slot:
-        self._since = self._dispatcher.clock()
+        self._since = self._pool.clock()
         await super().__aenter__()
         try:
             await self._confirmed()
         except BaseException:
-            self._dispatcher.finish(self.call.id)
+            self._pool.finish(self.call.id)
             raise
         return self
 
     async def again(self, pause_seconds: float, prompt_tokens: int | None = None) -> None:
-        self._dispatcher.ledger.release(self.call.id)
-        self._since = self._dispatcher.clock()
+        self._pool.ledger.release(self.call.id)
+        self._since = self._pool.clock()
         await super().again(pause_seconds, prompt_tokens)
         await self._confirmed()
 
     async def _confirmed(self) -> None:
-        dispatcher, id = self._dispatcher, self.call.id
-        while not await dispatcher.confirmed(self.call, self.lease.backend):
-            decisions = dispatcher.admission.not_started(self.call, dispatcher.clock(), since=self._since)
-            self.lease = await dispatcher.granted(id, decisions)
-        if dispatcher.shadows is not None:
-            dispatcher.shadows.sent(self.lease)
+        pool, id = self._pool, self.call.id
+        while not await pool.confirmed(self.call, self.lease.backend):
+            decisions = pool.admission.not_started(self.call, pool.clock(), since=self._since)
+            self.lease = await pool.granted(id, decisions)
+        if pool.shadows is not None:
+            pool.shadows.sent(self.lease)
 
 
 class SharedDispatcher(Dispatcher):
