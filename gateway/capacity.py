@@ -104,6 +104,10 @@ class Experience:
             self.lowered, self._changed = self.lowered - 1, now
         self._refused = before if refused is None else refused
 
+    def heard(self, slots: int) -> None:
+        """Others give it so many requests at a time; to begin again from 1 would take that from them."""
+        self.search.tried = max(self.search.tried, slots)
+
     def overfilled(self, capacity: Capacity, now: float) -> None:
         """Answers failed because the memory that all requests share was full."""
         if self.kv_tokens is None and capacity.kv_tokens.value is None:

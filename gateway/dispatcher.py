@@ -173,6 +173,10 @@ class Dispatcher:
         """Whether another gateway has warmed the engine up, and sends it calls."""
         return False
 
+    def slots_elsewhere(self, name: str) -> int:
+        """Slots of the engine that other gateways know, or else have tried; 0: none says any."""
+        return 0
+
     def tell_drain(self, name: str, why: str | None) -> None:
         """An operator drained a backend, or resumed it (None): other gateways that have it follow."""
 

@@ -121,6 +121,11 @@ class Member:
         self.acceptance.hear(report)
         self.started = report.started or self.started
 
+    def told_elsewhere(self, slots: int) -> None:
+        """Other gateways give it so many requests at a time. Of its next process they may not know yet."""
+        if not self.ends:
+            self.experience.heard(slots)
+
     async def close(self) -> None:
         """Close all connections."""
         await self.upstream.close()

@@ -93,6 +93,7 @@ class Watch:
         if report is None:
             return
         now = self._clock()
+        member.told_elsewhere(self._dispatcher.slots_elsewhere(member.name))
         member.experience.look(report, member.capacity.slots, now)
         self._resize(member, report, now)
         if report.models is not None and not member.settings.models:

@@ -16,7 +16,7 @@ from gateway.ledger.shadows import SharedShadows
 from gateway.ledger.step import Store, Word
 from policies.admission import Admission
 from policies.order import OVERDUE_SECONDS
-from policies.types import Backend, Call, Decision, Lease, State
+from policies.types import Backend, Call, Decision, Lease, Source, State
 
 LAST_SECONDS = 1.0  # for what is under way at the end
 
@@ -153,6 +153,12 @@ class SharedDispatcher(Dispatcher):
         standing = self.ledger.standings.get(self._url_of(name))
         return self.ledger.mode is Mode.SHARED and standing is not None and standing.ready_elsewhere
 
+    def slots_elsewhere(self, name: str) -> int:
+        standing = self.ledger.standings.get(self._url_of(name))
+        if self.ledger.mode is Mode.DEGRADED or standing is None:
+            return 0
+        return standing.slots or standing.tried
+
     def tell_drain(self, name: str, why: str | None) -> None:
         self.ledger.drain(self._url_of(name), why)
 
@@ -204,7 +210,8 @@ class SharedDispatcher(Dispatcher):
             # What strangers keep from this gateway is not for it to claim: the others may see none.
             full = backend.slots <= len(backend.leases) + self.ledger.elsewhere[url] + backend.withheld
             came_ms = round(1000 * min(waits)) if waits and full else None
-            words.append(Word(url, backend.slots if ready else 0, ready, came_ms))
+            slots = -backend.slots if backend.slots_source is Source.ASSUMED else backend.slots
+            words.append(Word(url, slots if ready else 0, ready, came_ms))
         return words
 
     def told(self) -> None:

@@ -104,6 +104,16 @@ local function slots(engine, least)
   return least
 end
 
+-- And those that others have tried there, where nobody knows.
+local function tried(engine)
+  local most = 0
+  for _, word in ipairs(others) do
+    local other = word.engines[step.engines[engine].url]
+    if other and -other.slots > most then most = -other.slots end
+  end
+  return most
+end
+
 local freed = {}
 for engine in ipairs(step.engines) do
   redis.call('ZREMRANGEBYSCORE', KEYS[3 + engine], '-inf', string.format('%d', now))
@@ -166,7 +176,8 @@ for i, engine in ipairs(step.engines) do
     end
   end
   local ahead = before(i, word.engines[engine.url].since or math.huge)
-  engines[i] = {redis.call('ZCARD', KEYS[3 + i]), slots(i, 0), ahead, gateways, rank, ready, redis.call('HGET', KEYS[3], engine.url)}
+  local why = redis.call('HGET', KEYS[3], engine.url)
+  engines[i] = {redis.call('ZCARD', KEYS[3 + i]), slots(i, 0), tried(i), ahead, gateways, rank, ready, why}
   -- A hint to those who wait; their polls are the guarantee.
   if freed[i] and before(i, math.huge) > 0 then redis.call('PUBLISH', step.channel, '') end
 end

@@ -42,7 +42,7 @@ class Word:
     """What a gateway says of one engine."""
 
     url: str  # which engine it is
-    slots: int  # that it has; 0: not known
+    slots: int  # that it has; below 0: nobody knows, and so many are tried there; 0: nothing is known
     ready: bool  # it takes calls
     # When the oldest call that found no slot there came. Each class below interactive counts as if it had
     # come a minute later, so that higher ones go first and none waits for ever. None: nobody waits.
@@ -115,7 +115,8 @@ class Standing(NamedTuple):
     """What the ledger knows of one engine."""
 
     held: int  # slots in use, by all gateways
-    slots: int  # the least that any other gateway says; 0: none says any
+    slots: int  # the least that any other gateway knows; 0: none knows any
+    tried: int  # the most that others, who do not know, give it at a time; 0: none does
     ahead: int  # other gateways whose oldest call has waited longer than this one's
     gateways: int  # that have this engine, this one included
     rank: int  # of this one among them
@@ -148,8 +149,10 @@ class Reply:
                 had=tuple(map(bool, told["had"])),
                 given=tuple(map(bool, told["given"])),
                 standings=tuple(
-                    Standing(held, slots, ahead, gateways, rank, bool(ready), None if why is False else why)
-                    for held, slots, ahead, gateways, rank, ready, why in told["engines"]
+                    Standing(
+                        held, slots, tried, ahead, gateways, rank, bool(ready), None if why is False else why
+                    )
+                    for held, slots, tried, ahead, gateways, rank, ready, why in told["engines"]
                 ),
             )
         except (ValueError, TypeError, KeyError, IndexError, AttributeError) as fault:

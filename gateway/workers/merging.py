@@ -11,7 +11,7 @@ from gateway.admin.figures import QUEUE_SHOWN_MAX, BackendFigures, Figures
 from gateway.admin.history import Step, Used
 from gateway.admin.prefix import KindView, PrefixView
 from gateway.admin.views import BackendView, DrainView, Prefix, Slots, WaitingView
-from policies.types import State
+from policies.types import Source, State
 
 One = TypeVar("One")
 Named = TypeVar("Named", bound=Hashable)
@@ -73,11 +73,16 @@ def by_state(views: Iterable[BackendView]) -> list[list[BackendView]]:
 
 
 def _slots_of(seen: Sequence[Slots]) -> Slots:
-    least = min(seen, key=lambda slots: slots.total)
+    known = [slots for slots in seen if slots.source is not Source.ASSUMED]
+    least = min(known, key=_total) if known else max(seen, key=_total)  # who has begun has tried fewer
     in_use, leaving = sum(slots.in_use for slots in seen), sum(slots.leaving for slots in seen)
     strangers = int(foreign([(slots.in_use + slots.leaving, slots.foreign) for slots in seen]))
     free = max(0, least.total - in_use - leaving - strangers)
     return least.model_copy(update={"in_use": in_use, "leaving": leaving, "foreign": strangers, "free": free})
+
+
+def _total(slots: Slots) -> int:
+    return slots.total
 
 
 def _prefix_of(wise: Prefix, seen: Sequence[Prefix]) -> Prefix:

@@ -116,6 +116,11 @@ class Double:
             told = [word["engines"].get(url, {}).get("slots", 0) for word in others.values()]
             return min([one for one in (*told, least) if one > 0], default=0)
 
+        def tried(place: int) -> int:
+            url = engines[place]["url"]
+            told = [word["engines"].get(url, {}).get("slots", 0) for word in others.values()]
+            return max([0, *(-one for one in told)])
+
         given = []
         for place, number, at, least in step["wanted"]:
             leases, own = held[place - 1], since[place - 1]
@@ -138,6 +143,7 @@ class Double:
                 [
                     len(held[place]),
                     slots(place, 0),
+                    tried(place),
                     before(place, float("inf") if own is None else own),
                     1 + len(there),
                     sum(one < owner for one in there),

@@ -51,7 +51,7 @@ class Player:
             "engines": [
                 {
                     "url": url,
-                    "slots": dice.randrange(4),
+                    "slots": dice.randrange(-3, 4),
                     "ready": dice.random() < 0.7,
                     "came": dice.choice((False, dice.randrange(10))),
                 }
@@ -115,7 +115,8 @@ async def test_the_double_does_what_the_script_does() -> None:
                     kinds.update(name for name in ("stale", "again") if ours.get(name))
                     kinds.update(f"given {one}" for one in ours.get("given", ()))
                     kinds.update(f"had {one}" for one in ours.get("had", ()))
-                    kinds["ahead"] += any(row[2] for row in ours.get("engines", ()))
+                    kinds["tried"] += any(row[2] for row in ours.get("engines", ()))
+                    kinds["ahead"] += any(row[3] for row in ours.get("engines", ()))
                     kinds["frozen"] += bool(ours.get("frozen"))
                 await client.publish("freed", "last")
                 while (message := await channel.get_message(timeout=5.0)) is None or message[
@@ -133,6 +134,7 @@ async def test_the_double_does_what_the_script_does() -> None:
             "had 1",
             "given 0",
             "given 1",
+            "tried",
             "ahead",
             "frozen",
             "hints",

@@ -85,7 +85,7 @@ def test_the_shares_are_all_slots_and_hardly_more(slots: int, gateways: int) -> 
         shares = []
         for rank in range(gateways):
             ledger = Ledger(Holder(slots), Script(), LEASE_SECONDS, lambda: 0.0)
-            ledger.standings[ENGINE] = Standing(0, slots, 0, gateways, rank, True)
+            ledger.standings[ENGINE] = Standing(0, slots, 0, 0, gateways, rank, True)
             shares.append(ledger.share(ENGINE, slots))
         assert min(shares) >= 1
         assert slots <= sum(shares) == max(slots, gateways)

@@ -20,7 +20,7 @@ from gateway.ledger.step import Reply, Step, Unavailable
 from policies.admission import Admission
 from policies.prefix import PrefixShadow
 from policies.service_model import ServiceModel
-from policies.types import Backend, Call, Limits, Priority, State
+from policies.types import Backend, Call, Limits, Priority, Source, State
 from tests.ledger.double import Double
 from tests.simulation import virtual
 
@@ -169,6 +169,7 @@ class Gateway:
                 PrefixShadow(),
                 state=State.READY,
                 slots=engine.slots,
+                slots_source=Source.REPORTED,
                 models=frozenset({MODEL}),
                 routes=frozenset({ROUTE}),
             )

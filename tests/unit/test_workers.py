@@ -24,7 +24,7 @@ from gateway.workers import wire
 from gateway.workers.exposition import RULES, Expositions, Page
 from gateway.workers.merging import backend_of, drain_of, figures_of, foreign, prefixes_of, steps_of
 from gateway.workers.supervisor import Supervisor
-from policies.types import Priority, State
+from policies.types import Priority, Source, State
 from policies.volatility import Kind
 from tests.processes.process import until
 from tests.unit.test_admin import a_gateway, submit
@@ -249,6 +249,17 @@ async def test_a_backend_is_one_backend() -> None:
     second.admission.set_state("small", State.DOWN, 0.0, "refused")
     whole = backend_of(await views(first, second))
     assert (whole.state, whole.reason) == (State.READY, "1 of 2 workers: down")
+
+
+async def test_slots_that_are_only_assumed_count_for_nothing() -> None:
+    """Where a worker knows them; where none does, the one that has tried most tells."""
+    first, second, third = gateways(3)
+    for one, slots, source in ((first, 1, Source.ASSUMED), (second, 4, Source.ASSUMED)):
+        one.admission.resize("small", 0.0, slots=slots, source=source, context_tokens=None, kv_tokens=None)
+    assert backend_of(await views(first, second)).slots.total == 4
+    third.admission.resize("small", 0.0, slots=2, source=Source.LEARNT, context_tokens=None, kv_tokens=None)
+    whole = backend_of(await views(first, second, third))
+    assert (whole.slots.total, whole.slots.source) == (2, Source.LEARNT)
 
 
 def test_a_drain_is_over_when_it_is_over_everywhere() -> None:
