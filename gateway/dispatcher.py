@@ -173,6 +173,9 @@ class Dispatcher:
         """Whether another gateway has warmed the engine up, and sends it calls."""
         return False
 
+    def among(self, gateways: int, rank: int) -> None:
+        """So many gateways share their engines, for certain, and this one has this rank among them."""
+
     def slots_elsewhere(self, name: str) -> int:
         """Slots of the engine that other gateways know, or else have tried; 0: none says any."""
         return 0

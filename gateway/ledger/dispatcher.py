@@ -153,6 +153,9 @@ class SharedDispatcher(Dispatcher):
         standing = self.ledger.standings.get(self._url_of(name))
         return self.ledger.mode is Mode.SHARED and standing is not None and standing.ready_elsewhere
 
+    def among(self, gateways: int, rank: int) -> None:
+        self.ledger.among(gateways, rank)
+
     def slots_elsewhere(self, name: str) -> int:
         standing = self.ledger.standings.get(self._url_of(name))
         if self.ledger.mode is Mode.DEGRADED or standing is None:

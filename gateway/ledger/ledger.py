@@ -88,6 +88,7 @@ class Ledger:
         self.mode = Mode.SHARED
         self.standings: dict[str, Standing] = {}  # by engine, as last told
         self.gateways = 2  # that share, as last told; at first there may be another one
+        self._among = 0, 0  # gateways that share for certain, and the rank of this one
         self.elsewhere: Counter[str] = Counter()  # slots that other gateways hold, by engine
         # By engine, slots of this gateway's that the ledger had lost, and was told of again.
         self.lost: Counter[str] = Counter()
@@ -129,14 +130,20 @@ class Ledger:
         """Why nobody can be asked; "" if somebody can."""
         return self._why and f"slots are not shared, as Redis cannot be asked: {self._why}"
 
+    def among(self, gateways: int, rank: int) -> None:
+        """So many share, for certain, and this one is of this rank, whatever the ledger has told by now."""
+        self._among, self.gateways = (gateways, rank), max(2, gateways)
+
     def share(self, url: str, slots: int) -> int:
         """Of an engine's slots, those that are this gateway's while nobody can be asked: at least one, as its
-        clients have nobody else. A gateway that never heard of the others takes half."""
-        standing = self.standings.get(url)
-        if standing is None:
+        clients have nobody else. Who has never heard of others, and is no worker, takes half."""
+        standing, (gateways, rank) = self.standings.get(url), self._among
+        if standing is not None and standing.gateways >= gateways:
+            gateways, rank = standing.gateways, standing.rank
+        if not gateways:
             return -(-slots // 2)
-        place = (standing.rank + zlib.crc32(url.encode())) % standing.gateways
-        return max(1, slots // standing.gateways + (place < slots % standing.gateways))
+        place = (rank + zlib.crc32(url.encode())) % gateways
+        return max(1, slots // gateways + (place < slots % gateways))
 
     def holds(self, url: str) -> int:
         """Slots that this gateway's calls have there."""

@@ -185,6 +185,7 @@ class Supervisor:
             handed=self._handed,
             socket_path=str(self._folder / str(serial)),
             parent_path=self.parent_path,
+            count=self._count,
             drained=await self.drains() if self.drains is not None else {},
         )
 

@@ -70,6 +70,7 @@ class Assignment:
     handed: bool  # the socket outlives the gateway
     socket_path: str  # where it is asked
     parent_path: str  # where it asks
+    count: int = 1  # of workers
     drained: Mapping[str, str] = field(default_factory=dict)  # backends, and why
 
     def sent(self) -> bytes:
@@ -116,6 +117,7 @@ class Work:
     def __init__(self, assignment: Assignment) -> None:
         self._settings = assignment.settings  # as last handed down
         self.gateway = create_app(assignment.settings, read=lambda: self._settings, where=assignment.where)
+        self.gateway.dispatcher.among(assignment.count, assignment.number - 1)
         self._parent = self.gateway.whole = Parent(assignment.parent_path)
         self._telling: asyncio.Task[None] | None = None
         self.gateway.dispatcher.state_changed.append(self._changed)

@@ -82,12 +82,21 @@ def test_the_shares_are_all_slots_and_hardly_more(slots: int, gateways: int) -> 
     """Each at least one, together less than the slots and the gateways."""
 
     async def run() -> None:
-        shares = []
+        shares: list[int] = []
+        told: list[int] = []
+        alone: list[int] = []
         for rank in range(gateways):
             ledger = Ledger(Holder(slots), Script(), LEASE_SECONDS, lambda: 0.0)
+            alone.append(ledger.share(ENGINE, slots))
+            ledger.among(gateways, rank)
+            told.append(ledger.share(ENGINE, slots))
+            ledger.standings[ENGINE] = Standing(0, slots, 0, 0, 1, 0, True)
+            assert gateways == 1 or ledger.share(ENGINE, slots) == told[-1]  # others have not begun yet
             ledger.standings[ENGINE] = Standing(0, slots, 0, 0, gateways, rank, True)
             shares.append(ledger.share(ENGINE, slots))
         assert min(shares) >= 1
         assert slots <= sum(shares) == max(slots, gateways)
+        assert told == shares  # workers, which know how many they are before Redis ever answers
+        assert set(alone) == {(slots + 1) // 2}
 
     virtual.run(run())

@@ -10,11 +10,13 @@ from types import SimpleNamespace
 from typing import cast
 
 import pytest
+from pydantic import SecretStr
 
 from gateway import errors
 from gateway.admin.views import DrainRequest
 from gateway.auth import AdminGuard
-from gateway.options import BackendSettings
+from gateway.ledger.dispatcher import SharedDispatcher
+from gateway.options import BackendSettings, RedisSettings
 from gateway.settings import Settings
 from gateway.workers import wire
 from gateway.workers.crew import Crew
@@ -132,3 +134,14 @@ async def test_a_drain_waits_until_it_is_over_everywhere(crowd: Crowd) -> None:
     assert (await asyncio.wait_for(waiting, 30)).state is State.DRAINED
     with pytest.raises(errors.NotFound):
         await crowd.crew.drain("nobody", DrainRequest(wait_seconds=60))
+
+
+async def test_workers_know_how_many_they_are(tmp_path: Path) -> None:
+    """Before Redis ever answers: each gives its share, not half of them."""
+    supervisor = Supervisor(
+        6, Settings(redis=RedisSettings(url=SecretStr("redis://127.0.0.1:9"))), "", 0, False, tmp_path
+    )
+    works = [Work(await supervisor._assigned(number, number)) for number in range(1, 7)]
+    for slots, given in ((2, 6), (6, 6), (8, 8), (13, 13)):
+        dispatchers = [cast("SharedDispatcher", work.gateway.dispatcher) for work in works]
+        assert sum(one.ledger.share("http://engine:1", slots) for one in dispatchers) == given
