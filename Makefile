@@ -4,18 +4,20 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: demo test test-long test-vllm check bench fuzz simulate-long soak audit clean
+.PHONY: demo test test-long test-vllm check bench compiled fuzz simulate-long soak audit clean
 
 demo: $(VENV)/demo
 	@$(BIN)/python -m gateway.demo $(ARGS)
 
 test: check
 	@$(BIN)/python tests/debian.py
+	@$(BIN)/python tests/compiled.py
 	@$(BIN)/python tests/real/hermes.py --install
 	@$(BIN)/python -m pytest -q -n 2 --dist loadgroup -m "not long" $(ARGS)
 
 test-long: $(VENV)/test
 	@$(BIN)/python tests/debian.py
+	@$(BIN)/python tests/compiled.py
 	@$(BIN)/python tests/real/hermes.py --install
 	@$(BIN)/python -m pytest -q $(ARGS)
 
@@ -29,8 +31,12 @@ check: $(VENV)/test
 	@$(BIN)/mypy
 	@$(BIN)/python -m pytest -q tests/test_tidy.py
 
-bench: $(VENV)/demo
-	@$(BIN)/python -m gateway.bench.overhead $(ARGS)
+# Compiled, as an operator who cares for speed installs it; -P: not the sources in this folder.
+bench: compiled
+	@PYTHONPATH=.cache/compiled $(BIN)/python -P -m gateway.bench.overhead $(ARGS)
+
+compiled: $(VENV)/test
+	@$(BIN)/python tests/compiled.py
 
 # FUZZ_TIMES: so many times the examples of `make test`
 FUZZERS := tests/unit/test_sse.py tests/unit/test_answer.py tests/unit/test_request.py \

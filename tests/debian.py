@@ -9,13 +9,16 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
 PACKAGES = {  # by program
     "chromium": "chromium",
     "faketime": "faketime",
+    "cc": "build-essential",
     "haproxy": "haproxy",
     "openssl": "openssl",
     "prometheus": "prometheus",
@@ -34,8 +37,11 @@ def needs(*programs: str) -> pytest.MarkDecorator:
 
 
 def missing() -> list[str]:
-    """Packages of which a program is not there."""
-    return sorted({package for program, package in PACKAGES.items() if shutil.which(program) is None})
+    """Packages of which a program is not there, and Python's headers where this Python is Debian's."""
+    packages = {package for program, package in PACKAGES.items() if shutil.which(program) is None}
+    if sys.base_prefix == "/usr" and not Path(sysconfig.get_paths()["include"], "Python.h").exists():
+        packages.add("python3-dev")
+    return sorted(packages)
 
 
 def install(packages: Sequence[str]) -> None:

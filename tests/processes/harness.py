@@ -17,6 +17,7 @@ from typing import Any
 
 import httpx
 
+from tests import compiled
 from tests.fakes.script import Script
 from tests.processes.process import WAIT_SECONDS, Process, free_port, until
 from tests.processes.raw_client import Event, Head, RawClient
@@ -36,6 +37,7 @@ __all__ = [
 ]
 
 ROOT = Path(__file__).resolve().parents[2]
+PATHS = compiled.paths()
 DEFECTS = ("Traceback (most recent call last)", "never retrieved", "was destroyed", "never awaited")
 
 
@@ -242,7 +244,7 @@ async def gateway(
         process = Process(
             ["-m", *program, "--config", str(file), *arguments],
             Path(folder),
-            inherited | {"PYTHONPATH": str(ROOT)} | (environment or {}),
+            inherited | {"PYTHONPATH": PATHS} | (environment or {}),
         )
         one = Gateway(process, server["port"], server["admin_port"], file)
         try:

@@ -20,7 +20,7 @@ import pytest
 
 from gateway import __version__
 from gateway.cli.survey import LOCAL_PORTS, look_around
-from tests.processes.harness import ROOT, Gateway, Process, chat, engine, free_port, gateway, until
+from tests.processes.harness import PATHS, ROOT, Gateway, Process, chat, engine, free_port, gateway, until
 from tests.processes.process import WAIT_SECONDS
 
 CHAT = "/v1/chat/completions"
@@ -30,7 +30,7 @@ LONG = {"tokens": 2000, "decode_tps": 10.0}  # an answer that outlasts every tes
 def environment(**more: str) -> dict[str, str]:
     """This process's own, without what would configure a gateway."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("SLOTGATE_")}
-    return inherited | {"PYTHONPATH": str(ROOT), "COLUMNS": "200"} | more
+    return inherited | {"PYTHONPATH": PATHS, "COLUMNS": "200"} | more
 
 
 @dataclass(frozen=True)

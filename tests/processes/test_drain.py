@@ -11,7 +11,7 @@ import pytest
 
 from tests.processes.asking import CHAT, ask, backend, of, waits
 from tests.processes.fleet import becomes, configured, settled, states
-from tests.processes.harness import ROOT, Engine, Gateway, RawClient, chat, engine, gateway, until
+from tests.processes.harness import PATHS, Engine, Gateway, RawClient, chat, engine, gateway, until
 from tests.processes.load import PACE, load, worked
 
 UNDERWAY_SECONDS = 0.25  # a request that had its slot before the answer may reach the engine so much later
@@ -29,7 +29,7 @@ async def command(front: Gateway, *arguments: str) -> str:
     """Run a command of the gateway's operator; what it printed."""
     child = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "gateway", *arguments, "--admin", front.admin),
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        env=os.environ | {"PYTHONPATH": PATHS},
         stdout=asyncio.subprocess.PIPE,
     )
     out, _ = await asyncio.wait_for(child.communicate(), 30)

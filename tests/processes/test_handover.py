@@ -20,7 +20,7 @@ from typing import Any
 import httpx
 
 from tests.processes.asking import Reply, reply
-from tests.processes.harness import ROOT, Engine, RawClient, chat, engine, toml, until
+from tests.processes.harness import PATHS, Engine, RawClient, chat, engine, toml, until
 from tests.processes.process import WAIT_SECONDS
 
 log = logging.getLogger("tests.handover")
@@ -50,7 +50,7 @@ class Unit:
         self._command = f"exec 3<&{self.clients.fileno()} 4<&{self.operators.fileno()}; LISTEN_PID=$$ exec "
         self._command += f"{sys.executable} -m gateway serve --config {file} {' '.join(arguments)}"
         listening = {"LISTEN_FDS": "2", "LISTEN_FDNAMES": "clients:operators"}
-        own = {"PYTHONPATH": str(ROOT), "NOTIFY_SOCKET": str(folder / "notify")}
+        own = {"PYTHONPATH": PATHS, "NOTIFY_SOCKET": str(folder / "notify")}
         self._environment = os.environ | listening | own
 
     async def start(self) -> float:
