@@ -170,14 +170,15 @@ class Holders:
                 self._by_digest.setdefault(link.digest, []).append(sequence)
 
     def remove(self, sequence: Sequence, *chains: Chain) -> None:
-        """None can any more."""
+        """None can any more. What others tell of prompts may contradict itself: some may not be there."""
         for chain in chains:
             self.links -= len(chain)
             for link in chain:
-                holders = self._by_digest[link.digest]
-                holders.remove(sequence)
-                if not holders:
-                    del self._by_digest[link.digest]
+                holders = self._by_digest.get(link.digest)
+                if holders is not None and sequence in holders:
+                    holders.remove(sequence)
+                    if not holders:
+                        del self._by_digest[link.digest]
 
 
 class PrefixShadow:
@@ -373,6 +374,8 @@ class PrefixShadow:
 
 
 def _answered_bytes(chain: Chain, place: Link) -> int:
-    """Up to the end of what follows that place, unless that is the newest message."""
+    """Up to the end of what follows that place, unless that is the newest message, or it is inside that."""
+    if place not in chain:
+        return place.end_bytes
     links = chain.index(place) + 1
     return chain[links if links + 1 < len(chain) else links - 1].end_bytes

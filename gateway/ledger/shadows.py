@@ -53,6 +53,7 @@ class SharedShadows:
         self._known: set[str] = set()  # backends that were ready here once
         self._new: set[str] = set()  # those of them that know nothing of the last minutes
         self._restarted: set[str] = set()  # URLs; the stream still brings notes from before it
+        self._doubted: set[str] = set()  # URLs of which it was told that a note could not be followed
         self._believed: OrderedDict[tuple[str, int], Believed] = OrderedDict()
 
     # -- what happens here ------------------------------------------------------------------------
@@ -153,7 +154,7 @@ class SharedShadows:
                         ejected.pop(note.url, None)
                         backend.shadow.clear()
                     else:
-                        self._apply(backend, note)
+                        self._book(backend, note)
             if len(came) < READ_MAX:
                 break
         self._again(backends)
@@ -183,16 +184,31 @@ class SharedShadows:
                 continue
             elif not own:
                 touched.add(note.url)
-                self._apply(backend, note)
+                self._book(backend, note)
             elif note.kind is Kind.SENT and note.url in touched:
-                sent_elsewhere(backend, note.chain, note.prompt_tokens, note.inside)
+                self._book(backend, note, own=True)
         self._again({url: backend for url, backend in backends.items() if url in touched})
 
     def _again(self, backends: Mapping[str, Backend]) -> None:
         """What this gateway sent there and has not told yet is newer than all that came."""
         for note in self._notes:
             if note.kind is Kind.SENT and note.url in backends and note.url not in self._restarted:
-                sent_elsewhere(backends[note.url], note.chain, note.prompt_tokens, note.inside)
+                self._book(backends[note.url], note, own=True)
+
+    def _book(self, backend: Backend, note: Note, *, own: bool = False) -> None:
+        """What cannot be booked costs the warm slots of its backend, and holds up no other note."""
+        try:
+            if own:
+                sent_elsewhere(backend, note.chain, note.prompt_tokens, note.inside)
+            else:
+                self._apply(backend, note)
+        except Exception:  # half of it may be booked
+            backend.shadow.clear()
+            if note.url not in self._doubted:
+                self._doubted.add(note.url)
+                log.exception(
+                    "a note of another gateway cannot be followed; nothing is warm at %s", backend.name
+                )
 
     def _apply(self, backend: Backend, note: Note) -> None:
         last = note.chain[-1]

@@ -13,7 +13,7 @@ from gateway.ledger.notes import Kind, Note
 from gateway.ledger.shadows import PAUSE_SECONDS_MAX, TELL_MAX, TELL_SECONDS, SharedShadows
 from gateway.ledger.step import Unavailable
 from gateway.ledger.stream import NOTES_MAX, READ_MAX, RECENT_SECONDS, RedisStream
-from policies.prefix import PrefixShadow
+from policies.prefix import NOTHING, Booking, Chain, Link, PrefixShadow
 from policies.types import State, StateChanged
 from tests.debian import needs
 from tests.ledger.server import redis_server
@@ -51,9 +51,9 @@ class Double:
 class Front:
     """A gateway's shadow of one engine of so many slots, with what keeps it up to date."""
 
-    def __init__(self, stream: Double, slots: int = 2) -> None:
+    def __init__(self, stream: Double, slots: int = 2, *, copies: bool = False) -> None:
         self.backend = a_backend(slots=slots)
-        self.backend.shadow = PrefixShadow(slots, copies=False)
+        self.backend.shadow = PrefixShadow(slots, copies=copies)
         self.admission = an_admission(self.backend)
         self.shadows = SharedShadows(self.admission.backends, lambda _: URL, stream)
         self.ids = 0
@@ -341,3 +341,90 @@ async def test_a_stream_in_redis() -> None:
         await server.restart(empty=True)
         assert await stream.exchange((), place) == []
         await stream.close()
+
+
+FORGED = (  # they agree with no hashes, and not with each other
+    (a_chain(2, 3), ()),
+    ((Link(0, 10),), (Link(2, 50), Link(3, 50))),
+    ((Link(1, 1), Link(3, 1)), (Link(2, 1),)),
+)
+
+
+def forged(stream: Double) -> None:
+    """Somebody else leaves such notes."""
+    for chain, inside in FORGED:
+        stream.notes.append(
+            (str(len(stream.notes) + 1), Note(Kind.SENT, URL, chain, inside, 10).encoded(b"forged00"))
+        )
+
+
+@pytest.mark.parametrize("copies", [True, False])
+def test_notes_that_contradict_each_other_fail_nothing(
+    copies: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither the requests that come then, nor the notes behind them, nor a gateway that starts."""
+
+    async def main() -> None:
+        stream = Double()
+        fronts = [Front(stream, 3, copies=copies)]
+        await followed()
+        forged(stream)
+        await followed()
+        for number in range(10, 40, 2):
+            fronts[0].send(number, number + 1)
+        await followed()
+        fronts.append(Front(stream, 3, copies=copies))
+        await followed()
+        fronts[0].send(50, 51)
+        await followed()
+        assert [one.believes(50, 51) for one in fronts] == [2, 2]
+        for front in fronts:
+            await front.close()
+
+    run(main())
+    assert not caplog.records
+
+
+class Broken:
+    """A shadow that cannot book a prompt of one message."""
+
+    def __init__(self) -> None:
+        self.booked = self.cleared = 0
+
+    def book(self, chain: Chain, prompt_tokens: int, inside: Chain = ()) -> Booking:
+        """It fails in the middle."""
+        self.booked += 1
+        if len(chain) == 1:
+            raise KeyError(1)
+        return NOTHING
+
+    def ended(self, chain: Chain) -> None:
+        """Nothing is kept."""
+
+    def clear(self) -> None:
+        """It can go on."""
+        self.cleared += 1
+
+
+def test_a_note_that_cannot_be_booked_holds_up_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    """What is half booked is forgotten; that is told once."""
+
+    async def main() -> None:
+        stream = Double()
+        one, other = Front(stream), Front(stream)
+        await followed()
+        broken = Broken()
+        other.backend.shadow = broken  # type: ignore[assignment]
+        asked = stream.asked
+        for digests in ((1,), (2, 3), (4,), (5, 6)):
+            one.send(*digests)
+        await followed()
+        assert (broken.booked, broken.cleared) == (4, 2)
+        await followed()
+        assert broken.booked == 4
+        assert stream.asked - asked >= 6  # nobody pauses
+        await one.close()
+        await other.close()
+
+    run(main())
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
