@@ -86,9 +86,11 @@ class Listener(uvicorn.Server):
 class Steering:
     """What may be said to a gateway that runs, from outside of its ports."""
 
-    def __init__(self, gateway: Gateway) -> None:
+    def __init__(self, gateway: Gateway, clients: Listener) -> None:
         self.stopped, self.hurried = asyncio.Event(), asyncio.Event()
+        self.abandoned = False
         self._gateway = gateway
+        self._clients = clients
         self._reloads = Reloads(gateway.reload)
 
     def stop(self, *, pause: bool = True) -> None:
@@ -98,6 +100,15 @@ class Steering:
         if self.stopped.is_set() or not pause:
             self.hurried.set()
         self.stopped.set()
+
+    def abandon(self) -> None:
+        """Who started this process is gone: end in order, and let go of the clients' port at once, as whoever
+        starts anew needs it."""
+        self.abandoned = True
+        if self._clients.started:
+            self._clients.accept_no_more()
+        if not self.stopped.is_set():
+            self.stop(pause=False)
 
     def reload(self) -> None:
         """Read the configuration again."""
@@ -185,7 +196,7 @@ async def serve(
     if operators is not None:
         ports.append((Listener(gateway.admin, "off", {}, min(CONNECTIONS_MAX, most // 8)), operators))
     servers = [server for server, _ in ports]
-    loop, steering = asyncio.get_running_loop(), Steering(gateway)
+    loop, steering = asyncio.get_running_loop(), Steering(gateway, servers[0])
     steered(steering)
     gateway.dispatcher.state_changed.append(partial(_tell, gateway))
     gateway.stop = steering.stop
@@ -211,7 +222,7 @@ async def serve(
             )
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(steering.hurried.wait(), gateway.settings.server.shutdown_pause_seconds)
-        if handed:
+        if handed or steering.abandoned:
             servers[0].accept_no_more()
             await asyncio.sleep(LAST_REQUEST_SECONDS)
         await gateway.drain(gateway.settings.server.shutdown_seconds)

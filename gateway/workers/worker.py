@@ -230,8 +230,7 @@ def by_input(steering: Steering) -> None:
         orders = os.read(INPUT, 64)
         if not orders:
             loop.remove_reader(INPUT)
-            if not steering.stopped.is_set():
-                steering.stop(pause=False)
+            steering.abandon()
         for order in orders:
             steering.stop(pause=bytes((order,)) != STOP_WITHOUT_PAUSE)
 

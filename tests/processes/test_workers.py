@@ -14,6 +14,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from gateway.lifecycle import bind
 from tests.debian import needs
 from tests.ledger.server import Server, redis_server
 from tests.processes.asking import Headers, Reply, ask, backend, counted, metric
@@ -99,6 +100,15 @@ def lives(pid: int) -> bool:
     with suppress(FileNotFoundError, ProcessLookupError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     return False
+
+
+def free(url: str) -> bool:
+    """Whether another process could have this port."""
+    try:
+        bind("127.0.0.1", int(url.rpartition(":")[2])).close()
+    except OSError:
+        return False
+    return True
 
 
 def worker_of(id: str) -> str:
@@ -307,7 +317,8 @@ async def test_all_workers_follow_the_configuration_and_the_end() -> None:
 
 async def test_a_worker_that_hangs_and_a_parent_that_dies() -> None:
     """SIGSTOP of one worker: what is read is that of the other, a drain cannot be promised, and is told so;
-    SIGCONT, and it can. kill -9 of the process that started them: they end by themselves."""
+    SIGCONT, and it can. kill -9 of the process that started them: they let go of the port, finish what they
+    have, and end by themselves."""
     async with stage(1) as scene:
         front, pids = scene.front, workers(scene.front)
         os.kill(pids[0], signal.SIGSTOP)
@@ -320,8 +331,17 @@ async def test_a_worker_that_hangs_and_a_parent_that_dies() -> None:
             os.kill(pids[0], signal.SIGCONT)
         drained = await front.operator.post("/admin/backends/b0/drain", json={"wait_seconds": 20})
         assert drained.json() == {"state": "drained", "in_flight": 0}
-        scene.front.expect_end()
-        await scene.front.process.kill()
+        assert (await front.operator.post("/admin/backends/b0/resume")).status_code == 200
+        await ready(front, "b0")
+        async with await RawClient.connect(front.url) as client:
+            await scene.engines[0].script(times=1, token_seconds=0.25)
+            await client.post("/v1/chat/completions", chat("long", max_tokens=40))
+            await client.head()
+            scene.front.expect_end()
+            await scene.front.process.kill()
+            await until(lambda: free(front.url), "a port for who starts anew")
+            assert (await scene.engines[0].state())["running"] == 1
+            assert await end_of(client) == "clean"
         await until(lambda: not any(map(lives, pids)), "the end of the workers")
         await scene.settled()
 
