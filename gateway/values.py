@@ -11,6 +11,7 @@ from urllib.parse import unquote, urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 
+from gateway.backtracking import MOST, ways
 from policies.volatility import volatile
 
 Table = dict[str, Any]
@@ -88,6 +89,8 @@ def _pattern(text: str) -> str:
         raise ValueError(f"is no regular expression: {error}") from None
     if found.groups != volatile().groups + 1 or empty:
         raise ValueError("must match at least one character, and have no group but (?:...)")
+    if ways(text.encode()) > MOST:
+        raise ValueError("could try for ever in some texts: bound its repeats, as {1,9}, or write ++ for +")
     if any(re.fullmatch(text, sign) for sign in SINGLE):
         raise ValueError("must not match a single letter or blank, which stand everywhere")
     return text
