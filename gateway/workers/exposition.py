@@ -7,7 +7,7 @@ start. What is now is put together by what it means: a slot that all workers see
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 
@@ -35,6 +35,7 @@ from policies.types import State
 
 Values = Mapping[str, float]  # by series: name and labels, as they are written
 GAUGE = "gauge"
+BACKEND = re.compile(r'[{,]backend="((?:[^"\\]|\\.)*)"')
 STATE = re.compile(r'(.*\bstate=")(\w+)("\}.*)')  # of a series whose last label that is
 
 
@@ -50,7 +51,7 @@ class Page:
     def read(cls, text: bytes) -> Page:
         """As our own gateway wrote it: the help of a family, its type, its series."""
         page, name = cls(), ""
-        for line in text.decode().splitlines():
+        for line in text.decode().split("\n")[:-1]:  # names may hold other ends of lines
             if line.startswith("#"):
                 _, what, name, *rest = line.split(" ", 3)
                 page.heads.setdefault(name, []).append(line)
@@ -61,6 +62,19 @@ class Page:
                 series, _, value = line.rpartition(" ")
                 page.series[name][series] = float(value)
         return page
+
+    def backends(self) -> set[str]:
+        """Those that this worker has, as they are written."""
+        series = self.series.get(BACKEND_STATE.name, ())
+        return {match[1] for match in map(BACKEND.search, series) if match}
+
+    def without(self, backends: Collection[str]) -> Page:
+        """The same, but for all series of these."""
+        kept = {
+            name: {one: value for one, value in series.items() if not _of(one, backends)}
+            for name, series in self.series.items()
+        }
+        return Page(self.heads, self.kinds, kept)
 
     def grown(self) -> Page:
         """Only what never becomes less."""
@@ -79,6 +93,7 @@ class Expositions:
         self.restarts = 0  # of workers
         self._last: dict[int, Page] = {}
         self._ended = Page()
+        self._backends: set[str] = set()  # that any worker ever had
 
     def begun(self, worker: int) -> None:
         """This worker serves."""
@@ -93,11 +108,22 @@ class Expositions:
         """What these workers told just now; those that did not answer count with what they last said."""
         fresh = {worker: Page.read(text) for worker, text in told.items() if worker in self._last}
         self._last |= fresh
+        if fresh:  # what was removed leaves no series behind, in those that say nothing any more neither
+            here = {name for page in fresh.values() for name in page.backends()}
+            gone, self._backends = self._backends - here, here
+            if gone:
+                self._ended = self._ended.without(gone)
+                self._last = {worker: page.without(gone) for worker, page in self._last.items()}
         silent = [page.grown() for worker, page in self._last.items() if worker not in fresh]
         whole, name = _merged([*fresh.values(), *silent, self._ended]), WORKER_RESTARTS.name
         if name in whole.series:
             whole.series[name] = {name: float(self.restarts)}
         return _written(whole)
+
+
+def _of(series: str, backends: Collection[str]) -> bool:
+    match = BACKEND.search(series)
+    return match is not None and match[1] in backends
 
 
 def _merged(pages: Sequence[Page]) -> Page:

@@ -188,6 +188,41 @@ def test_no_sum_ever_becomes_less() -> None:
     assert value(late, requests) == 10  # it ended while it was asked
 
 
+def test_what_was_removed_leaves_no_series_behind() -> None:
+    """Nor in what workers said that have ended since, or say nothing any more; a name that comes again
+    begins anew, and requests that reached no backend stay counted."""
+    first, second, third = gateways(3)
+    expositions = Expositions()
+    for number, one in enumerate((first, second, third)):
+        expositions.begun(number)
+        served(one.metrics, 3)
+        one.metrics.retry("unreachable")
+    pages = {number: one.metrics.render() for number, one in enumerate((first, second, third))}
+    assert expositions.merged(pages).count(b'backend="small"') > 10
+    expositions.ended(0)
+    second.dispatcher.apply(second.admission.set_state("small", State.DRAINED, 0.0))
+    second.admission.remove("small")
+    text = expositions.merged({1: second.metrics.render()})
+    assert b'backend="small"' not in text
+    assert b'backend="large"' in text
+    assert value(text, 'slotgate_retries_total{reason="unreachable"}') == 3
+    again = expositions.merged({1: second.metrics.render(), 2: pages[2]})
+    assert value(again, 'slotgate_requests_total{backend="small",model="m",outcome="completed"}') == 3
+
+
+def test_names_with_ends_of_lines_are_names() -> None:
+    """As text knows some that are none here: one such model made the page unreadable for good."""
+    (one,) = gateways(1)
+    record = Record(id="r", route="", arrived=0.0)
+    model = 'a\u2028b\x85c\x0bd\ne\\f"g'
+    one.admission.serve_models("small", [model], 0.0)
+    record.model, record.backend, record.outcome = model, "small", "completed"
+    record.dispatched, record.ended = 1.0, 2.0
+    one.metrics.observe(record)
+    assert "\u2028" in one.metrics.render().decode()
+    assert merged(one) == one.metrics.render()
+
+
 # -- processes ---------------------------------------------------------------------------------------
 
 
