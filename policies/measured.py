@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 from policies.calibration import Calibration
 from policies.hindsight import hindsight
@@ -23,6 +23,10 @@ ROUNDS = 12  # in which the samples of a file are learnt: it holds few, and each
 PASSES = 2  # from the prior, then from what was found: learning is slow to leave a prior that is far off
 APART_SECONDS = 3600.0  # between two results: each had the engine for itself
 BACKEND = "measured"
+COUNT_MAX = 2**31 - 1  # tokens, requests
+SLOTS_MAX = 65_536  # sequences side by side; vLLM has 1,024 at most by default
+SECONDS_MAX = 366 * 86_400.0  # between two tokens, or for all that a result tells
+CLOCK_MAX = 1e11  # seconds; clocks begin anywhere
 LLAMA_CPP, VLLM, SGLANG = "llamacpp", "vllm", "sglang"
 
 Result = Mapping[str, object]
@@ -82,8 +86,10 @@ def measured(text: str) -> Measured:
     for result in _results(text):
         try:
             unread += not _read(result, found)
-        except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
-            raise UnreadableResults(f"a result is incomplete ({error!r})") from None
+        except KeyError as error:
+            raise UnreadableResults(f"a result is incomplete: it has no {error.args[0]}") from None
+        except (TypeError, ValueError, ZeroDivisionError, OverflowError) as error:
+            raise UnreadableResults(f"a result cannot be: {error}") from None
     if len(found.models) > 1:
         raise UnreadableResults(
             f"it has results of {len(found.models)} models: {', '.join(sorted(found.models))}"
@@ -107,13 +113,13 @@ def _results(text: str) -> Iterator[Result]:
     """A document, a list of them, or one a line between lines of other things."""
     try:
         whole = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         whole = []
         for line in text.splitlines():
             if line.lstrip().startswith("{"):
                 try:
                     whole.append(json.loads(line))
-                except ValueError:
+                except (ValueError, RecursionError):
                     continue
     for result in whole if isinstance(whole, list) else [whole]:
         if isinstance(result, dict):
@@ -147,7 +153,9 @@ def _llama_bench(result: Result, found: Measured) -> bool:
 def _batched_bench(result: Result, found: Measured) -> bool:
     found.engine = LLAMA_CPP
     prompt, output, batch = (_count(result, name) for name in ("pp", "tg", "pl"))
-    read = 1 if _count(result, "is_pp_shared", 0) else batch  # prompts, one after the other
+    if not 1 <= batch <= SLOTS_MAX:
+        raise ValueError(f"pl is {_shown(batch)}, which is no number of sequences")
+    read = 1 if result.get("is_pp_shared") else batch  # prompts, one after the other
     found.slots = max(found.slots, batch)
     if prompt:
         found.prefills.append(Prefill(prompt, 0, _number(result, "t_pp") / read))
@@ -175,9 +183,11 @@ def _serving_bench(result: Result, found: Measured) -> bool:
 
 def _requests(result: Result, found: Measured) -> bool:
     """Each request of a result, as a journal would have it; prompts are taken to be new."""
-    times = [_numbers(result[name]) for name in ("start_times", "ttfts")]
+    times = [_numbers(result["start_times"], CLOCK_MAX), _numbers(result["ttfts"])]
     following = [sum(_numbers(gaps)) for gaps in _list(result["itls"])]
-    lengths = [_numbers(result[name]) for name in ("input_lens", "output_lens")]
+    lengths = [_numbers(result[name], COUNT_MAX) for name in ("input_lens", "output_lens")]
+    if len({len(column) for column in (*times, following, *lengths)}) > 1:
+        raise ValueError("its lists of requests are not of one length")
     rows = [
         row for row in zip(*times, following, *lengths, strict=True) if row[1] and row[4]
     ]  # others failed
@@ -188,7 +198,7 @@ def _requests(result: Result, found: Measured) -> bool:
     asked = [_asked(start + shift, *row) for start, *row in rows]
     found.asked += asked
     limit = result.get("max_concurrency")
-    most = limit if isinstance(limit, int) and limit > 0 else len(asked)
+    most = limit if isinstance(limit, int) and not isinstance(limit, bool) and limit > 0 else len(asked)
     running = 0
     for _, change in sorted([(row.ended, -1) for row in asked] + [(row.arrived, 1) for row in asked]):
         running += change
@@ -219,26 +229,44 @@ def _of(result: Result, found: Measured, engine: str, model: str) -> None:
 
 def _count(result: Result, name: str, default: int | None = None) -> int:
     value = result[name] if default is None else result.get(name, default)
-    if not isinstance(value, int):
-        raise TypeError(f"{name}: {value!r}")
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= COUNT_MAX:
+        raise ValueError(f"{name} is {_shown(value)}, which is no count")
     return value
 
 
 def _number(result: Result, name: str) -> float:
+    """One that is above zero; in nanoseconds it may be of a year."""
     value = result[name]
-    if not isinstance(value, int | float) or value <= 0:
-        raise ValueError(f"{name}: {value!r}")
+    if not _plausible(value, SECONDS_MAX * 1e9) or not value:
+        raise ValueError(f"{name} is {_shown(value)}, which nothing can take")
     return float(value)
 
 
 def _list(value: object) -> list[object]:
     if not isinstance(value, list):
-        raise TypeError(f"{value!r} is no list")
+        raise TypeError(f"{_shown(value)} is no list")
     return value
 
 
-def _numbers(value: object) -> list[float]:
-    numbers = _list(value)
-    if not all(isinstance(number, int | float) for number in numbers):
-        raise TypeError("a list is not of numbers")
-    return [float(number) for number in numbers if isinstance(number, int | float)]
+def _numbers(value: object, most: float = SECONDS_MAX) -> list[float]:
+    numbers = []
+    for number in _list(value):
+        if not _plausible(number, most):
+            raise ValueError(f"{_shown(number)} stands in a list of times or lengths")
+        numbers.append(float(number))
+    return numbers
+
+
+def _plausible(value: object, most: float) -> TypeGuard[int | float]:
+    """Whether it is a number, and neither negative nor without bound."""
+    return not isinstance(value, bool) and isinstance(value, int | float) and 0 <= value <= most
+
+
+def _shown(value: object) -> str:
+    """As it is named in an error: of a file that can be anything, a little."""
+    shown = (
+        f"a number of {value.bit_length()} bits"
+        if isinstance(value, int) and abs(value) > 10**18
+        else repr(value)
+    )
+    return shown if len(shown) <= 40 else f"{shown[:40]}..."

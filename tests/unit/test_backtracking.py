@@ -41,7 +41,7 @@ INNOCENT = (
 
 @pytest.mark.parametrize("pattern", EVIL)
 def test_what_could_be_tried_for_ever_is_refused(pattern: str) -> None:
-    """Nested and neighbouring repeats that may share what they match: the file is refused, in one sentence."""
+    """Repeats in repeats, or beside them, that may share what they match: refused in one sentence."""
     assert ways(pattern.encode()) > MOST
     with pytest.raises(ValidationError, match="could try for ever"):
         PrefixSettings(patterns=(pattern,))

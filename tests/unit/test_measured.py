@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -215,10 +216,32 @@ def test_requests_that_failed_tell_nothing() -> None:
             lines([*llama_bench(), *llama_bench("models/two.gguf")]),
             "2 models: models/one.gguf, models/two.gguf",
         ),
-        (lines([{"avg_ns": 5, "n_prompt": 512}]), "incomplete (KeyError('n_gen'))"),
-        (lines([{"avg_ns": "x", "n_prompt": 512, "n_gen": 0}]), "incomplete"),
+        (lines([{"avg_ns": 5, "n_prompt": 512}]), "incomplete: it has no n_gen"),
+        (lines([{"avg_ns": "x", "n_prompt": 512, "n_gen": 0}]), "avg_ns is 'x'"),
+        ("[" * 100_000, "no results of llama-bench"),
+        ('{"a":' * 100_000, "no results of llama-bench"),
+        *(
+            (lines([row | {name: value}]), f"{name} is ")
+            for row, names in (
+                (_bench(512, 0, 0, 1.0), ("n_prompt", "n_depth", "avg_ns")),
+                (_bench(0, 128, 0, 1.0), ("n_gen", "avg_ns")),
+                (batched_bench()[0], ("pp", "tg", "pl", "t_pp", "t_tg")),
+                (serving_bench(1, detailed=False), ("total_input_tokens", "mean_ttft_ms", "mean_tpot_ms")),
+            )
+            for name in names
+            for value in (math.nan, math.inf, -512, True, 10**300, 1e25, "x", None, [])
+        ),
+        (lines([batched_bench()[0] | {"pl": 1_000_000_000}]), "pl is 1000000000"),
+        *(
+            (
+                lines([serving_bench(4, detailed=True) | {name: [[value]] if name == "itls" else [value]}]),
+                "in a list",
+            )
+            for name in ("start_times", "ttfts", "itls", "input_lens", "output_lens")
+            for value in (math.nan, math.inf, -1, True, 10**300, 1e25, "x", None)
+        ),
         (lines([serving_bench(4, detailed=False)]), "--save-detailed"),
-        (lines([serving_bench(4, detailed=True) | {"itls": 3}]), "incomplete"),
+        (lines([serving_bench(4, detailed=True) | {"itls": 3}]), "3 is no list"),
     ],
 )
 def test_what_cannot_be_read_is_told(text: str, why: str) -> None:
