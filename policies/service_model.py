@@ -10,7 +10,7 @@ stream gets only `starved_tokens_per_second`: one decode step rides along with e
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 HEAD_TOKENS = 2048  # where the second piece of the prefill curve begins
 
@@ -30,6 +30,10 @@ class ServiceModel:
     starved_tokens_per_second: float = 0.0  # of each stream while a prompt is read
     cache_efficiency: float = 1.0  # of what should be cached, the share that an engine does find
     cache_block_tokens: int = 1  # it finds whole blocks of this many tokens
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickled whole: compiled, it would be set member by member, which a frozen one does not allow."""
+        return type(self), tuple([getattr(self, one.name) for one in fields(self)])
 
     def prefill_seconds(self, prompt_tokens: int, cached_tokens: int = 0) -> float:
         """Seconds of the prefill server for a prompt of which this many tokens are cached."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Hashable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from policies.calibration import Calibration
 from policies.ejection import Ejection
@@ -175,6 +175,10 @@ class Limits:
     long_prefills_per_backend: int = 1
     interactive_reserve_slots: int = 1
     hold_seconds_max: float = 60.0
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickled whole: compiled, it would be set member by member, which a frozen one does not allow."""
+        return type(self), tuple([getattr(self, one.name) for one in fields(self)])
 
 
 @dataclass(slots=True, eq=False)
