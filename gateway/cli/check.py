@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import ssl
+import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
@@ -30,7 +31,7 @@ def check(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Validate a configuration, and ask each of its backends, and Redis, how it is.
+    """Validate a configuration, ask its engines and Redis.
 
     Exit code 1 if anything is wrong; every fault is a line with file, key and reason.
 
@@ -39,9 +40,11 @@ def check(
       slotgate check
       slotgate check --config /etc/slotgate.toml --json
     """
-    from gateway.settings import DEFAULT_FILE, ConfigError, Fault, file_of, load
+    from gateway.settings import DEFAULT_FILE, ConfigError, Fault, file_of, load, misspelt
 
     file = config or os.environ.get("SLOTGATE_CONFIG") or DEFAULT_FILE
+    for variable, meant in misspelt(os.environ):
+        print(f"slotgate: {variable} is ignored; did you mean {meant}?", file=sys.stderr)
     source = "SLOTGATE_BACKENDS" if "SLOTGATE_BACKENDS" in os.environ else file
     rows: list[dict[str, Any]] = []
     try:
@@ -80,6 +83,7 @@ async def _unshared(settings: Settings) -> str:
         return ""
     from gateway.ledger.redis import RedisStore
     from gateway.ledger.step import Unavailable
+    from gateway.ledger.stream import RedisStream
 
     try:
         store = RedisStore(url, settings.redis.pool)
@@ -91,6 +95,13 @@ async def _unshared(settings: Settings) -> str:
         return f"Redis cannot be asked: {unavailable}"
     finally:
         await store.close()
+    stream = RedisStream(url, settings.redis.pool)
+    try:
+        await stream.usable()
+    except Unavailable as unavailable:
+        return f"Redis refuses what gateways tell each other; give its user +xadd and +xread: {unavailable}"
+    finally:
+        await stream.close()
     return ""
 
 

@@ -62,7 +62,7 @@ class RedisStore:
                 raise Unavailable(f"no answer within {STEP_SECONDS:g} s", late=True)
             return Reply.decoded(asking.result())
         except (RedisError, OSError) as fault:
-            raise Unavailable(_words(fault)) from fault
+            raise Unavailable(in_words(fault)) from fault
         finally:
             if not asking.done() or asking.cancelled() or asking.exception() is not None:
                 asking.cancel()
@@ -109,7 +109,7 @@ class RedisStore:
         except TimeoutError:
             raise Unavailable(f"no answer within {seconds:g} s", late=True) from None
         except (RedisError, OSError) as fault:
-            raise Unavailable(_words(fault)) from fault
+            raise Unavailable(in_words(fault)) from fault
 
     async def close(self) -> None:
         """Close all connections."""
@@ -140,7 +140,7 @@ async def closed(client: Redis) -> None:
         return
 
 
-def _words(fault: Exception) -> str:
+def in_words(fault: Exception) -> str:
     """Why it cannot be asked, in one line without secrets."""
     said = " ".join(str(fault).split())[:160]
     return said or type(fault).__name__

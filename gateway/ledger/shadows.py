@@ -100,13 +100,18 @@ class SharedShadows:
 
     async def run(self) -> None:
         """Tell and follow until cancelled."""
-        pause = 0.0
+        pause, refused = 0.0, False
         try:
             while True:
                 try:
                     await self._look()
-                    pause = 0.0
-                except Unavailable:  # the ledger says so already
+                    pause, refused = 0.0, False
+                except Unavailable as fault:  # of an outage the ledger says so already
+                    if fault.refused and not refused:
+                        log.warning(
+                            "what other gateways send and eject is not known, as Redis refuses it: %s", fault
+                        )
+                    refused |= fault.refused
                     pause = min(PAUSE_SECONDS_MAX, 2 * pause or PAUSE_SECONDS)
                 except Exception:  # a defect of ours must not end this task
                     log.exception("prompts of other gateways cannot be followed")

@@ -14,11 +14,13 @@ from typing import Any, NamedTuple, Protocol
 
 
 class Unavailable(Exception):
-    """The ledger cannot be asked; whether the step happened is not known. `late`: no answer came in time."""
+    """The ledger cannot be asked; whether the step happened is not known. `late`: no answer came in time;
+    `refused`: it answered that it does not do this."""
 
-    def __init__(self, why: str, *, late: bool = False) -> None:
+    def __init__(self, why: str, *, late: bool = False, refused: bool = False) -> None:
         super().__init__(why)
         self.late = late
+        self.refused = refused
 
 
 class Entry(NamedTuple):

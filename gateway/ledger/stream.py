@@ -9,9 +9,10 @@ import asyncio
 from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any, Protocol
 
-from redis.exceptions import MovedError, RedisError
+from redis.asyncio.client import Pipeline
+from redis.exceptions import MovedError, RedisError, ResponseError
 
-from gateway.ledger.redis import closed, connecting
+from gateway.ledger.redis import closed, connecting, in_words
 from gateway.ledger.step import Unavailable
 
 NOTES_MAX = 2048  # in the stream; a hundred more at times, as Redis gives them up by the block
@@ -54,6 +55,8 @@ class Aside:
         except MovedError as moved:  # another node of the cluster has it
             await self._connect_again(host=moved.host, port=moved.port)
             raise Unavailable("it is elsewhere") from None
+        except ResponseError as fault:
+            raise Unavailable(in_words(fault), refused=True) from None
         except (RedisError, OSError) as fault:
             await self._connect_again()
             raise Unavailable(type(fault).__name__) from None
@@ -77,14 +80,14 @@ class RedisShelf(Aside):
         for name, lesson in lessons.items():
             asked.hset(self._prefix + name, mapping={FIELD: lesson})
             asked.pexpire(self._prefix + name, round(1000 * LESSON_SECONDS))
-        await self._answer(asked.execute())
+        await self._answer(_all(asked))
 
     async def get(self, names: Sequence[str]) -> list[bytes | None]:
         """What is kept under each name. Raises Unavailable."""
         asked = self._client.pipeline(transaction=False)
         for name in names:
             asked.hget(self._prefix + name, FIELD.decode())
-        told: list[bytes | None] = await self._answer(asked.execute())
+        told: list[bytes | None] = await self._answer(_all(asked))
         return told
 
 
@@ -108,6 +111,23 @@ class RedisStream(Aside):
         if notes:
             asked.pexpire(self._key, round(1000 * RECENT_SECONDS))
         asked.xread({self._key: since}, count=READ_MAX)
-        *_, told = await self._answer(asked.execute())
+        *_, told = await self._answer(_all(asked))
         came = [entry for _, entries in told for entry in entries] if told else []
         return [(id.decode(), fields.get(FIELD, b"")) for id, fields in came]
+
+    async def usable(self) -> None:
+        """Whether notes could be left and read; none is where there are none yet. Raises Unavailable."""
+        await self.recent()
+        asked = self._client.pipeline(transaction=False)
+        asked.xadd(self._key, {FIELD: b""}, maxlen=NOTES_MAX, nomkstream=True)
+        asked.xread({self._key: "$"})
+        await self._answer(_all(asked))
+
+
+async def _all(asked: Pipeline) -> list[Any]:
+    """The answers to all of it; raises the error of the first that is one, without what was asked."""
+    told: list[Any] = await asked.execute(raise_on_error=False)
+    for one in told:
+        if isinstance(one, Exception):
+            raise one
+    return told

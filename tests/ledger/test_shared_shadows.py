@@ -7,12 +7,16 @@ from collections.abc import Coroutine, Sequence
 from typing import Any
 
 import pytest
+from pydantic import SecretStr
 
 from gateway.accounting import Record, TokenSource, Usage
+from gateway.cli.check import _unshared
 from gateway.ledger.notes import Kind, Note
 from gateway.ledger.shadows import PAUSE_SECONDS_MAX, TELL_MAX, TELL_SECONDS, SharedShadows
 from gateway.ledger.step import Unavailable
 from gateway.ledger.stream import NOTES_MAX, READ_MAX, RECENT_SECONDS, RedisStream
+from gateway.options import RedisSettings
+from gateway.settings import Settings
 from policies.prefix import NOTHING, Booking, Chain, Link, PrefixShadow
 from policies.types import State, StateChanged
 from tests.debian import needs
@@ -29,6 +33,7 @@ class Double:
     def __init__(self) -> None:
         self.notes: list[tuple[str, bytes]] = []
         self.up = True
+        self.refuses = False
         self.asked = 0
 
     async def recent(self) -> str:
@@ -40,6 +45,8 @@ class Double:
         self.asked += 1
         if not self.up:
             raise Unavailable("it is down")
+        if self.refuses:
+            raise Unavailable("no permissions", refused=True)
         for note in notes:
             self.notes.append((str(len(self.notes) + 1), note))
         return self.notes[int(since) :][:READ_MAX]
@@ -341,6 +348,42 @@ async def test_a_stream_in_redis() -> None:
         await server.restart(empty=True)
         assert await stream.exchange((), place) == []
         await stream.close()
+
+
+@needs("redis-server")
+async def test_a_redis_that_refuses_notes_says_why() -> None:
+    """Without what was to be noted. `slotgate check` asks for it beforehand, and leaves nothing there."""
+    async with redis_server() as server, server.client() as client:
+        stream = RedisStream(server.url, "default")
+        await stream.usable()
+        assert await client.keys("*") == []
+        await client.set("{slotgate:default}:prefixes", "x")
+        for asked in (stream.exchange([b"note"], "0"), stream.usable()):
+            with pytest.raises(Unavailable, match=r"^WRONGTYPE [^{]*$") as refused:
+                await asked
+            assert refused.value.refused
+        await client.execute_command("ACL", "SETUSER", "default", "-xadd")
+        told = await _unshared(Settings(redis=RedisSettings(url=SecretStr(server.url))))
+        assert told.startswith("Redis refuses what gateways tell each other")
+        assert "'xadd'" in told
+        await stream.close()
+
+
+def test_what_redis_refuses_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    """And again if it worked meanwhile; of an outage nothing is said here."""
+
+    async def main() -> None:
+        stream = Double()
+        front = Front(stream)
+        await followed()
+        for refuses, up in ((True, True), (False, True), (False, False), (True, True), (True, True)):
+            stream.refuses, stream.up = refuses, up
+            await asyncio.sleep(4 * PAUSE_SECONDS_MAX)
+        await front.close()
+
+    run(main())
+    told = "what other gateways send and eject is not known, as Redis refuses it: no permissions"
+    assert caplog.messages == [told] * 2
 
 
 FORGED = (  # they agree with no hashes, and not with each other
