@@ -158,6 +158,10 @@ class Dispatcher:
         in any case."""
         return self.admission.backends[name].free > 0
 
+    def unlent(self, name: str) -> str:
+        """Why there was none."""
+        return "no slot is free"  # resumed before it was drained: what runs on may have them all
+
     def give_back(self, name: str) -> None:
         """That request is over."""
 

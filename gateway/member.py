@@ -25,6 +25,7 @@ class Member:
     engine: Engine
     capacity: Capacity
     known: bool = False  # the engine's kind is configured or was detected
+    recognised: bool = False  # it was so once: shown while nobody answers
     away: bool = True  # it must be warmed up before it takes calls
     alive: bool = False  # this process was heard, and nothing says that it has ended
     started: str | None = None  # which process of the engine it is, where the engine tells
@@ -68,6 +69,7 @@ class Member:
             engine,
             Capacity.of(settings, Report()),
             known=settings.engine != "auto",
+            recognised=settings.engine != "auto",
         )
 
     @property

@@ -144,7 +144,7 @@ class Watch:
             statuses = ", ".join(f"{path} {answer.status}" for path, answer in answers.items())
             self._not_ready(member, State.STARTING, f"engine not recognised yet ({statuses})")
             return False
-        member.engine, member.known = engine, True
+        member.engine, member.known, member.recognised = engine, True, True
         member.upstream.reuse = engine.reuses_connections
         self._dispatcher.apply(
             self._admission.recognised(
@@ -238,9 +238,9 @@ class Watch:
             self.enter(member, State.WARMING)
         model = min(backend.models, default="") if backend.models else ""
         for _ in range(member.settings.warmup.requests):
-            fault = "no slot is free"  # resumed before it was drained: what runs on may have them all
             try:
                 free = await self._dispatcher.borrow(member.name)
+                fault = self._dispatcher.unlent(member.name)
                 warm = self._dispatcher.warm_elsewhere(member.name)  # by now others are heard of
                 if warm:
                     fault = ""

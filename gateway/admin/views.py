@@ -163,7 +163,7 @@ def backend_view(member: Member, backend: Backend, hit_ratio: float | None, now:
     return BackendView(
         name=backend.name,
         url=member.settings.url,
-        engine=member.engine.name if member.known else "auto",
+        engine=member.engine.name if member.recognised else "auto",
         state=backend.state,
         reason=backend.why,
         slots=Slots(

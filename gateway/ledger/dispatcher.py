@@ -133,6 +133,11 @@ class SharedDispatcher(Dispatcher):
         )
         return bool(backend.free) if given is None else given
 
+    def unlent(self, name: str) -> str:
+        if self.admission.backends[name].free and self.ledger.frozen:
+            return "starts are held until the shared ledger is sure what runs"
+        return super().unlent(name)
+
     def give_back(self, name: str) -> None:
         self.ledger.release(_loan(name))
 

@@ -5,37 +5,44 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
+from typing import Any
+
+
+def _option(default: Any, explained: str) -> Any:
+    return field(default=default, metadata={"help": explained})
 
 
 @dataclass(slots=True)
 class Options:
     """What an engine is started with; the same names, with dashes, are its options."""
 
-    port: int = 0  # 0: any
-    host: str = "127.0.0.1"
-    personality: str = "openai"
-    slots: int = 1
-    context_tokens: int = 65_536  # per slot
-    kv_tokens: int = 0  # of all running requests together; 0: every slot's context
-    queue_limit: int | None = None  # requests it holds back before it refuses more; None: endlessly many
-    model: list[str] = field(default_factory=list)  # may be repeated
-    embeddings: bool = False  # serve /v1/embeddings too
-    tokens: int = 8  # of an answer, unless the client allows fewer
-    tokens_per_event: int = 1
-    spec_accept: float = 0.0  # share of drafted tokens accepted; 0: no speculation
-    usage_details: bool = False  # tell cached tokens, where an engine must be told to
-    dev_mode: bool = False  # vLLM's development routes
-    prefill_tps: float = 4000.0  # one prefill at a time
-    decode_tps: float = 200.0  # of each slot
-    instant: bool = False  # no time at all: answers hardly overlap, so concurrency cannot be judged
-    loading_seconds: float = 0.0
-    abort_seconds: float = 0.0  # from a client's close to the free slot and our close
-    idle_seconds: float = 0.0  # idle connections are closed after this; 0: never
-    shutdown_seconds: float = 0.0  # after SIGTERM what runs may finish; 0: it is ended at once
-    prefix_cache: bool = False
-    host_tokens: int = 0  # of what its cache gives up, kept in the host's memory or on disk
-    profile: str = ""  # of the simulator's engines the one that sets its times: see `modelled`
-    speed: float = 1.0  # how many times as fast
+    port: int = _option(0, "0: any")
+    host: str = _option("127.0.0.1", "where it listens")
+    personality: str = _option("openai", "the engine it behaves like")
+    slots: int = _option(1, "sequences that run side by side")
+    context_tokens: int = _option(65_536, "per slot")
+    kv_tokens: int = _option(0, "of all running requests together; 0: every slot's context")
+    queue_limit: int | None = _option(
+        None, "requests it holds back before it refuses more; None: endlessly many"
+    )
+    model: list[str] = field(default_factory=list, metadata={"help": "one it serves; may be repeated"})
+    embeddings: bool = _option(False, "serve /v1/embeddings too")
+    tokens: int = _option(8, "of an answer, unless the client allows fewer")
+    tokens_per_event: int = _option(1, "of a stream")
+    spec_accept: float = _option(0.0, "share of drafted tokens accepted; 0: no speculation")
+    usage_details: bool = _option(False, "tell cached tokens, where an engine must be told to")
+    dev_mode: bool = _option(False, "vLLM's development routes")
+    prefill_tps: float = _option(4000.0, "one prefill at a time")
+    decode_tps: float = _option(200.0, "of each slot")
+    instant: bool = _option(False, "no time at all: answers hardly overlap, so concurrency cannot be judged")
+    loading_seconds: float = _option(0.0, "until it can serve")
+    abort_seconds: float = _option(0.0, "from a client's close to the free slot and our close")
+    idle_seconds: float = _option(0.0, "idle connections are closed after this; 0: never")
+    shutdown_seconds: float = _option(0.0, "after SIGTERM what runs may finish; 0: it is ended at once")
+    prefix_cache: bool = _option(False, "keep prompts, and read what is new of the next one only")
+    host_tokens: int = _option(0, "of what its cache gives up, kept in the host's memory or on disk")
+    profile: str = _option("", "of the simulator's engines the one that sets its times: see `modelled`")
+    speed: float = _option(1.0, "how many times as fast")
 
     def drafted(self, completion_tokens: int) -> tuple[int, int]:
         """Tokens drafted and accepted for so many tokens of answers."""
@@ -50,12 +57,14 @@ def read(personalities: Iterable[str], arguments: list[str] | None = None) -> Op
     defaults = Options()
     for option in fields(Options):
         name, default = f"--{option.name.replace('_', '-')}", getattr(defaults, option.name)
+        explained = option.metadata["help"].replace("%", "%%")
         if option.name == "personality":
-            parser.add_argument(name, choices=sorted(personalities), default=default)
+            parser.add_argument(name, choices=sorted(personalities), default=default, help=explained)
         elif isinstance(default, bool):
-            parser.add_argument(name, action="store_true")
+            parser.add_argument(name, action="store_true", help=explained)
         elif isinstance(default, list):
-            parser.add_argument(name, action="append", default=default)
+            parser.add_argument(name, action="append", default=default, help=explained)
         else:
-            parser.add_argument(name, type=int if default is None else type(default), default=default)
+            kind = int if default is None else type(default)
+            parser.add_argument(name, type=kind, default=default, help=f"{explained} (default: {default})")
     return parser.parse_args(arguments, namespace=Options())

@@ -153,6 +153,16 @@ def test_check_wants_a_backend(capsys: pytest.CaptureFixture[str], tmp_path: Pat
     assert "add a [[backends]] table" in err
 
 
+def test_check_names_a_variable_that_is_ignored(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As serve does: one underscore, where two join a path."""
+    (tmp_path / "slotgate.toml").write_text("")
+    monkeypatch.setenv("SLOTGATE_SERVER_PORT", "9000")
+    _, _, err = run(capsys, "check")
+    assert "slotgate: SLOTGATE_SERVER_PORT is ignored; did you mean SLOTGATE_SERVER__PORT?\n" in err
+
+
 def test_check_says_that_a_file_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     """Nothing is said of what would be in it."""
     assert run(capsys, "check") == (

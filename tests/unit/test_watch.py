@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from gateway.admin.views import backend_view
 from gateway.options import BackendSettings, WarmupSettings
 from gateway.probes import NoAnswer
 from gateway.watch import OTHER_SECONDS, READY_SECONDS, SILENT_MAX
@@ -28,6 +29,7 @@ async def test_an_engine_that_refuses_is_down(stage: Stage) -> None:
     assert (stage.backend.state, stage.backend.why) == (State.DOWN, "connection refused")
     assert await stage.hears(PLAIN) is State.READY
     assert await stage.hears(NoAnswer.REFUSED) is State.DOWN
+    assert backend_view(stage.member, stage.backend, None, 0.0).engine == "openai"  # what it was, meanwhile
     assert await stage.hears(llamacpp()) is State.READY
     assert stage.member.engine.name == "llamacpp"
     assert not stage.member.upstream.reuse
