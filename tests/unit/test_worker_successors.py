@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 from asyncio.subprocess import Process
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -20,6 +22,7 @@ from gateway.options import BackendSettings, RedisSettings
 from gateway.settings import Settings
 from gateway.workers import wire
 from gateway.workers.crew import Crew
+from gateway.workers.lifecycle import tidy
 from gateway.workers.supervisor import Supervisor, Worker
 from gateway.workers.worker import Work
 from policies.types import State
@@ -145,3 +148,24 @@ async def test_workers_know_how_many_they_are(tmp_path: Path) -> None:
     for slots, given in ((2, 6), (6, 6), (8, 8), (13, 13)):
         dispatchers = [cast("SharedDispatcher", work.gateway.dispatcher) for work in works]
         assert sum(one.ledger.share("http://engine:1", slots) for one in dispatchers) == given
+
+
+async def test_what_a_killed_gateway_left_is_removed(tmp_path: Path) -> None:
+    """Its folder of sockets, if nobody listens there: not that of one whose workers still finish what they
+    have, or that is just beginning."""
+    names = ("beginning", "finishing", "fresh", "killed", "others")
+    folders = {name: tmp_path / f"slotgate-{name}" for name in names}
+    for name, folder in folders.items():
+        folder.mkdir()
+        if name != "beginning":
+            with socket.socket(socket.AF_UNIX) as one:  # closed without being unlinked, as by kill -9
+                one.bind(str(folder / "parent"))
+                one.listen()
+    (folders["others"] / "file").write_text("not ours")
+    listening = await wire.listen(str(folders["finishing"] / "1"), {})
+    for name, folder in folders.items():
+        if name not in ("beginning", "fresh"):
+            os.utime(folder, (0.0, 0.0))
+    tidy(tmp_path)
+    listening.close()
+    assert [name for name, folder in folders.items() if not folder.exists()] == ["killed"]
