@@ -39,6 +39,8 @@ class Door:
                 await self._pages[scope["path"]](scope, receive, send)
                 return
             self._guard.check(scope["headers"])
+            if scope["path"] in self._pages:
+                raise errors.MethodNotAllowed(scope["path"], "GET, HEAD")
             body = await AsgiArrival(scope, receive, send).body(self._intake)
         except errors.ClientGone:
             return

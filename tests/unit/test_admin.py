@@ -287,6 +287,13 @@ async def test_a_path_meant_for_elsewhere_is_told_where(
     assert mend in error_of(response)["message"]
 
 
+async def test_the_page_is_only_read(operator: httpx.AsyncClient) -> None:
+    """Other methods are told so, as on any path."""
+    response = await operator.post("/console")
+    assert (response.status_code, response.headers["allow"]) == (405, "GET, HEAD")
+    assert error_of(response)["code"] == "method_not_allowed"
+
+
 async def test_the_queue_is_in_the_order_of_starts(gateway: Gateway, operator: httpx.AsyncClient) -> None:
     """Interactive calls stand before agents'; each says by backend why it waits."""
     submit(gateway, "running")
