@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from itertools import product
 from types import TracebackType
 
 from gateway import errors
@@ -21,6 +22,7 @@ from policies.types import Backend, Call, Decision, Granted, Lease, Refusal, Rej
 log = logging.getLogger("slotgate.dispatcher")
 
 TICK_SECONDS = 0.25
+DIFFERENCES = ("lost", "unknown", "idle")  # kinds of them
 
 
 class Slot:
@@ -150,8 +152,9 @@ class Dispatcher:
         or ended meanwhile."""
 
     def differences(self) -> Mapping[tuple[str, str], int]:
-        """How often what is shared was found to be wrong, by backend and kind: `lost`, `unknown`, `idle`."""
-        return {}
+        """How often what is shared was found to be wrong, by backend and kind: from 0, so that the first time
+        is seen as a rise."""
+        return dict.fromkeys(product(self.admission.backends, DIFFERENCES), 0)
 
     async def borrow(self, name: str) -> bool:
         """A slot for a request of the gateway's own, if there is one: whether there was. `give_back` follows

@@ -124,7 +124,7 @@ class SharedDispatcher(Dispatcher):
         names = self.admission.backends.keys()
         self._differences.keep(names)
         lost = {(name, "lost"): count for name in names if (count := self.ledger.lost[self._url_of(name)])}
-        return {**lost, **self._differences.counts}
+        return {**super().differences(), **lost, **self._differences.counts}
 
     async def borrow(self, name: str) -> bool:
         backend = self.admission.backends[name]
