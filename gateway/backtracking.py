@@ -93,7 +93,7 @@ def _repeat(least: int, most: int, nodes: Iterable[Any], follow: frozenset[int])
     found = 1
     if most > least and (body.empty or body.first & follow):
         found = most - least + 1
-    if body.ways > 1:  # in each round anew
+    if body.ways > 1:  # in each round anew; two ways 64 times are too many already
         found = MOST + 1 if most > 64 else found * body.ways**most
     return Part(body.first, body.empty or not least, _bounded(found))
 

@@ -12,11 +12,7 @@ import asyncio
 import gc
 from collections.abc import Callable
 
-GC_THRESHOLDS = (
-    20_000,
-    20,
-    20,
-)  # for so many objects that come at once Python does not wait for the next look
+GC_THRESHOLDS = (20_000, 20, 20)  # for so many new objects Python does not wait for our next look
 LOOK_SECONDS = 0.1
 WHOLE_SECONDS = 3600.0  # until all is looked at when nothing is asked
 WHOLE_SECONDS_MAX = 86_400.0  # and all the same

@@ -4,11 +4,11 @@ step ......... what a gateway tells and is told; step.lua is what happens in bet
 redis ........ where it happens
 ledger ....... this gateway's account: what it holds, wants and gives back
 dispatcher ... Admission's face for a gateway that is not alone
-notes ........ what gateways tell each other of prompts that they sent: hashes and lengths
-stream ....... where those stand, in Redis
+notes ........ what gateways tell each other: prompts that they sent, as hashes and lengths; engines that fail
+stream ....... where notes and lessons stand, in Redis
 shadows ...... what others sent, booked here; a convenience, which nothing waits for
-ejections .... backends that failed others
-differences .. where engines say otherwise
+ejections .... backends that failed others, left alone here
+differences .. where engines say otherwise than the ledger
 lessons ...... what gateways learnt, for those that start later
 """
 

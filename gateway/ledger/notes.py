@@ -1,4 +1,5 @@
-"""What gateways tell each other of the prompts that they sent: hashes and lengths, nothing else of a prompt.
+"""What gateways tell each other of the prompts that they sent, and of engines that fail: of a prompt hashes
+and lengths, nothing else.
 
 A note is a head of fixed size, the engine's URL, then links of 12 bytes. Digests are those of the prompt's
 chain: they depend on its bytes alone, so they are the same in every process.

@@ -2,7 +2,8 @@
 
 All tell what they send in one stream, four times a second, and each books what comes in the order of the
 stream. Requests never wait for it; where Redis fails, what was to be told is dropped. A backend that becomes
-ready here for the first time, as all do when a gateway starts, is booked what the last minutes brought.
+ready here for the first time, as all do when a gateway starts, is booked what the last minutes brought. What
+others eject comes the same way, and is passed on.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class SharedShadows:
         self._url_of = url_of
         self._stream = stream
         self._owner = secrets.token_bytes(OWNER_BYTES)
-        self.health: Callable[[Note], None] | None = None  # is told what others say of engines' failures
+        self.health: Callable[[Note], None] | None = None  # is told which engines others eject
         self._notes: list[Note] = []  # that are not told yet
         self._since: str | None = None  # the place in the stream up to which it is read
         self._known: set[str] = set()  # backends that were ready here once
@@ -143,7 +144,7 @@ class SharedShadows:
         """Book what the last minutes brought to new backends, this gateway's own prompts included, which it
         may have sent before it was restarted."""
         place, new = await self._stream.recent(), set(self._new)
-        ejected: dict[str, Note] = {}  # there to this day, as far as is known; by URL
+        ejected: dict[str, Note] = {}  # by URL; those that still are, as far as is known
         while True:
             came = await self._stream.exchange((), place)
             backends = {self._url_of(name): self._backends[name] for name in new & self._backends.keys()}

@@ -133,7 +133,7 @@ if step.bye then
 else
   redis.call('HSET', KEYS[2], step.owner, cjson.encode(word))
 end
-local had = {} -- which of them stood here
+local had = {} -- 1 for each of those held that stood here, else 0
 if step.full then
   for i, one in ipairs(step.held) do had[i] = 1 - hold(one[1], one[2]) end
   if now < tonumber(epoch[2]) then -- who knows of a drain says so while the epoch is new

@@ -134,7 +134,7 @@ class Reply:
     stale: bool = False  # nothing was done: a later step was before it
     epoch: str = ""
     frozen_ms: int = 0  # until slots are given
-    had: tuple[bool, ...] = ()  # which of those held stood there
+    had: tuple[bool, ...] = ()  # of a full step: for each that is held, whether it stood there
     given: tuple[bool, ...] = ()
     standings: tuple[Standing, ...] = ()
 

@@ -1,6 +1,8 @@
-"""Where gateways leave notes for each other: one short stream of each pool in Redis, on its own connection.
+"""Where gateways leave notes and lessons for each other in Redis: of each pool one short stream, and a key
+for each lesson; on connections of their own.
 
-It is a convenience: what is lost here makes a prompt's backend a guess again, and fails nothing.
+They are a convenience: what is lost here makes a prompt's backend or an engine's speed a guess again, and
+fails nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from gateway.ledger.step import Unavailable
 NOTES_MAX = 2048  # in the stream; a hundred more at times, as Redis gives them up by the block
 READ_MAX = 16  # at once: one of 300 messages takes half a millisecond to follow, and nothing else runs then
 RECENT_SECONDS = 600.0  # for which notes are of use, and kept
-LESSON_SECONDS = 604800.0  # for which a lesson is kept
+LESSON_SECONDS = 7 * 86_400.0  # for which a lesson is kept
 ANSWER_SECONDS = 1.0
 FIELD = b"n"
 
@@ -68,7 +70,8 @@ class Aside:
 
 
 class RedisShelf(Aside):
-    """The lessons of one pool: each on its own, so that one that nobody learns any more goes by itself."""
+    """The lessons of one pool: each on its own, so that one that nobody learns any more goes by itself; as a
+    hash of one field, since the rights that the ledger needs suffice for that."""
 
     def __init__(self, url: str, pool: str) -> None:
         super().__init__(url)

@@ -217,7 +217,7 @@ class Crew:
         async with self._changing:
             views = await self._everywhere("drain", name, how.model_copy(update={"wait_seconds": 0}))
             self._drains[name] = how.reason
-        if how.wait_seconds:
+        if how.wait_seconds:  # outside of the lock: new workers need not wait for requests to end
             limit = how.wait_seconds + ASK_SECONDS
             views = await self._everywhere("drained", name, how.wait_seconds, seconds=limit)
         return drain_of(views)

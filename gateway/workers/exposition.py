@@ -93,7 +93,7 @@ class Expositions:
         self.restarts = 0  # of workers
         self._last: dict[int, Page] = {}
         self._ended = Page()
-        self._backends: set[str] = set()  # that any worker ever had
+        self._backends: set[str] = set()  # that workers had when they were asked last
 
     def begun(self, worker: int) -> None:
         """This worker serves."""
@@ -108,7 +108,7 @@ class Expositions:
         """What these workers told just now; those that did not answer count with what they last said."""
         fresh = {worker: Page.read(text) for worker, text in told.items() if worker in self._last}
         self._last |= fresh
-        if fresh:  # what was removed leaves no series behind, in those that say nothing any more neither
+        if fresh:  # what was removed leaves no series behind, nor in those that say nothing any more
             here = {name for page in fresh.values() for name in page.backends()}
             gone, self._backends = self._backends - here, here
             if gone:

@@ -50,8 +50,8 @@ class Supervisor:
     """Starts the workers, and another one for each that has ended.
 
     `clients_fd`: descriptor of the client port's socket, which they share. Their own sockets are in `folder`,
-    which only this user may enter. A new one starts with `settings`, `added` and what `drains` tells;
-    as all may change while it does, `catch_up` is awaited before it counts as one that serves."""
+    which only this user may enter. A new one starts with `settings`, `added` and what `drains` tells; as all
+    may change while it does, `catch_up` is awaited before it counts as one that serves."""
 
     def __init__(
         self,

@@ -166,8 +166,8 @@ class Work:
             self._drain(name, drains[name])
 
     async def drained(self, name: str, seconds: float) -> DrainView:
-        """How far a backend is that is drained, then or after this time."""
-        await self.gateway.own.backend(name)  # there is none
+        """How far the drain of a backend has come: once it is done, or after so many seconds."""
+        await self.gateway.own.backend(name)  # raises, if there is none
         backend = self.gateway.admission.backends[name]
         await self.gateway.fleet.drained(name, seconds)
         return DrainView(state=backend.state, in_flight=len(backend.leases))

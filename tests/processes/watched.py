@@ -2,9 +2,8 @@
 
 Writes JSON lines to the file that `WATCHED` names: each second how many tasks there are, how much memory is
 in use and how long the garbage collector took at most; and each turn of the event loop that took long, with
-what it was at. What counts is the processor
-time of the loop's thread: on a machine that does other things too, the time on the clock says nothing of
-the gateway.
+what it was at. What counts is the processor time of the loop's thread: on a machine that does other things
+too, the time on the clock says nothing of the gateway.
 """
 
 from __future__ import annotations
