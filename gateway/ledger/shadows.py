@@ -151,16 +151,17 @@ class SharedShadows:
             for behind, told in came:
                 place = behind
                 _, note = _read(told)
-                if note is not None and (backend := backends.get(note.url)) is not None:
-                    if note.kind is Kind.EJECTED:
-                        ejected[note.url] = note
-                    elif note.kind is Kind.RECOVERED:
-                        ejected.pop(note.url, None)
-                    elif note.kind is Kind.RESTARTED:
-                        ejected.pop(note.url, None)
-                        backend.shadow.clear()
-                    else:
-                        self._book(backend, note)
+                if note is None or (backend := backends.get(note.url)) is None:
+                    continue
+                if note.kind is Kind.EJECTED:
+                    ejected[note.url] = note
+                elif note.kind is Kind.RECOVERED:
+                    ejected.pop(note.url, None)
+                elif note.kind is Kind.RESTARTED:
+                    ejected.pop(note.url, None)
+                    backend.shadow.clear()
+                else:
+                    self._book(backend, note)
             if len(came) < READ_MAX:
                 break
         self._again(backends)
